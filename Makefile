@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := qp,experiments,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.installed  ## install the package and every extra that the tests use into .venv
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	touch $@
+
+demo: setup  ## train on digits beside SGD and Adam, verify live steps, write out/demo.png
+	$(BIN)/python -m experiments.demo
+
+test: setup  ## run all tests, docs and README included
+	$(BIN)/python -m pytest -n auto -q
+
+lint: setup  ## ruff and mypy (strict on proxsvm/)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and everything that was built
+	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .hypothesis

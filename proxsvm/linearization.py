@@ -1,0 +1,145 @@
+"""The network around w_t is its Jacobian, and the retained graph of one forward pass is all it takes.
+
+    vjp(s) = Jᵀ s      one backward pass
+    jvp(d) = J d       a backward pass through the backward pass
+
+No second forward pass: dropout masks and batch-norm statistics are those of the one that made the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Scores, like, parts
+
+
+class Linearization:
+    """The linear map d ↦ J d from displacements of the parameters to changes of the scores.
+
+    Args:
+        scores: a tensor or a tuple of tensors, made from ``params``, with their graph.
+        params: the parameters, each requiring a gradient.
+
+    >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> line = Linearization(w ** 2, [w])          # J = diag(2w)
+    >>> line.vjp(torch.tensor([1.0, 1.0]))
+    [tensor([2., 4.])]
+    >>> line.jvp([torch.tensor([1.0, 0.5])])
+    tensor([2., 2.])
+    """
+
+    def __init__(self, scores: Scores, params: Sequence[Tensor]) -> None:
+        if not any(u.requires_grad for u in parts(scores)):
+            raise ValueError(
+                "the scores carry no graph, so they cannot be linearised: compute them with gradients enabled, "
+                "from the parameters, and do not detach them"
+            )
+        frozen = [i for i, p in enumerate(params) if not p.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"parameters {frozen} do not require a gradient; pass only those that do: "
+                "[p for p in params if p.requires_grad]"
+            )
+        self.scores = scores
+        self.params = list(params)
+        self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, made when needed
+        self._g: tuple[Tensor, ...] = ()
+
+    def vjp(self, s: Scores) -> list[Tensor]:
+        """Jᵀ s, one tensor a parameter; ``s`` has the structure of the scores."""
+        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), parts(s), strict=True) if u.requires_grad]
+        with _explained():
+            grads = torch.autograd.grad(
+                [u for u, _ in used], self.params, [x for _, x in used], retain_graph=True, allow_unused=True
+            )
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
+
+    def jvp(self, d: Sequence[Tensor]) -> Scores:
+        """J d, with the structure of the scores; ``d`` has one tensor a parameter.
+
+        g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is made once and kept.
+        """
+        v = self._double()
+        live = [(g, x) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
+        if not live:
+            return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
+        with _explained():
+            changes = torch.autograd.grad(
+                [g for g, _ in live], v, [x.to(g.dtype) for g, x in live], retain_graph=True, allow_unused=True
+            )
+        return like(
+            self.scores,
+            tuple(torch.zeros_like(u) if c is None else c for u, c in zip(parts(self.scores), changes, strict=True)),
+        )
+
+    def _double(self) -> tuple[Tensor, ...]:
+        if self._v is None:
+            with torch.enable_grad(), _explained():
+                v = tuple(torch.zeros_like(u, requires_grad=True) for u in parts(self.scores))
+                used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
+                grads = torch.autograd.grad(
+                    [u for u, _ in used],
+                    self.params,
+                    [x for _, x in used],
+                    create_graph=True,
+                    allow_unused=True,
+                )
+            self._g = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True))
+            self._v = v
+        return self._v
+
+    def jacobian(self) -> Tensor:
+        """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems."""
+        rows = []
+        for k, u in enumerate(parts(self.scores)):
+            for j in range(u.numel()):
+                unit = [torch.zeros_like(x) for x in parts(self.scores)]
+                unit[k].view(-1)[j] = 1
+                rows.append(torch.cat([g.reshape(-1) for g in self.vjp(like(self.scores, tuple(unit)))]))
+        return torch.stack(rows)
+
+
+def leaves(scores: Scores) -> set[int]:
+    """The ids of the leaf tensors that the scores' graph reaches: those that a backward pass would give a gradient."""
+    stack = [u.grad_fn for u in parts(scores) if u.grad_fn is not None]
+    found = {id(u) for u in parts(scores) if u.is_leaf}
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return found
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn autograd's errors into what a user can do about them."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "second time" in text:
+            hint = (
+                "the graph of the scores has been freed: do not call backward() on the loss before, "
+                "the solver differentiates by itself"
+            )
+        elif "modified by an inplace operation" in text:
+            hint = "the parameters changed after the scores were computed: build the problem anew after every step"
+        elif "double backward" in text or "not implemented" in text or "derivative for" in text:
+            hint = (
+                "a multi-step solver differentiates twice, which a fused operation of this network cannot do. "
+                "For attention use torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a cuDNN RNN run the forward "
+                "pass under torch.backends.cudnn.flags(enabled=False); pass a model that is not torch.compile'd. "
+                "SingleStepFW needs none of this"
+            )
+        else:
+            raise
+        raise RuntimeError(f"{hint}. (autograd said: {text.splitlines()[0]})") from error

@@ -1,0 +1,38 @@
+"""What the losses over K classes share: the check of their input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm.losses.base import PiecewiseLinearLoss, require
+
+
+class ClassLoss(PiecewiseLinearLoss):
+    """A loss of scores ``[n, K]`` and class indices ``[n]``."""
+
+    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Check that the scores are ``[n, K]`` and the target ``[n]`` integers in [0, K)."""
+        scores, target = super().prepare(scores, target)
+        name = type(self).__name__
+        if scores.dim() != 2:
+            raise ValueError(
+                f"{name} got scores of shape {tuple(scores.shape)}; expected [n, K]: "
+                "move further dimensions into the first"
+            )
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(
+                f"{name} got a target of {target.dtype}; expected class indices (torch.long). "
+                "For one-hot targets pass target.argmax(1)"
+            )
+        n, K = scores.shape
+        if target.shape != (n,):
+            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected [n] = ({n},)")
+        require((target >= 0) & (target < K), f"{name} got a class index outside [0, {K}), the K of the scores")
+        return scores, target.long()
+
+
+def one_hot(scores: Tensor, target: Tensor) -> Tensor:
+    """e_y for each sample, in the scores' dtype, ``[n, K]``."""
+    return F.one_hot(target, scores.shape[1]).to(scores)

@@ -1,0 +1,45 @@
+"""ℓ1 regression, with an optional insensitive band."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from proxsvm.extras import load
+from proxsvm.losses.base import Atom, Polytope, Reduction
+from proxsvm.losses.regression import RegressionLoss, per_sample
+
+
+class L1Regression(RegressionLoss):
+    """ℓ(u; y) = Σ_j max(0, |u_j − y_j| − ε), summed over the m outputs of a sample.
+
+    Atoms: every s in {−1, 0, 1}^m, c = −⟨s, y⟩ − ε‖s‖₁. Scores and target ``[n, ...]``, one shape.
+    With ε = 0 it is m times ``torch.nn.L1Loss``; with one output it is the loss of support vector regression.
+
+    >>> import torch
+    >>> L1Regression()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor(3.)
+    """
+
+    def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon is {epsilon}; expected a band of width 0 or more")
+        self.epsilon = epsilon
+
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """The residual's sign, and 0 inside the band."""
+        residual = scores - target
+        s = residual.sign() * (residual.abs() > self.epsilon)
+        return Atom(s, -per_sample(s * target + self.epsilon * s.abs()))
+
+    def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
+        """s = a − b with a, b ≥ 0 and a + b ≤ 1; c = −⟨s, y⟩ − ε Σ (a + b)."""
+        cp = load("cvxpy", extra="qp")
+        y = target.reshape(len(target), -1).cpu().numpy()
+        a, b = cp.Variable(y.shape, nonneg=True), cp.Variable(y.shape, nonneg=True)
+        offset = -cp.sum(cp.multiply(y, a - b) + self.epsilon * (a + b), axis=1)
+        return Polytope((a - b,), offset, [a + b <= 1])
+
+    def extra_repr(self) -> str:
+        """With ε."""
+        return f"epsilon={self.epsilon}, {super().extra_repr()}"

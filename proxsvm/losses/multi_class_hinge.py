@@ -1,0 +1,78 @@
+"""The multi-class hinge of Crammer and Singer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxsvm.extras import load
+from proxsvm.losses.base import Atom, Polytope, Reduction
+from proxsvm.losses.classes import ClassLoss, one_hot
+
+
+class MultiClassHinge(ClassLoss):
+    """ℓ(u; y) = max_k  u_k − u_y + Δ(k, y).
+
+    Atoms: s = e_k − e_y, c = Δ(k, y). Scores ``[n, K]``, target ``[n]``.
+
+    Args:
+        cost: Δ as a ``[K, K]`` matrix indexed (predicted k, true y), non-negative with a zero diagonal; 0/1 if None.
+        smooth: train with the direction of the cross-entropy, s = softmax(u) − e_y, for every sample where that
+            can raise the dual (⟨s, u⟩ + c > 0), and with the hinge's own atom for the others (appendix A.6).
+        reduction: as in torch, see :class:`~proxsvm.losses.PiecewiseLinearLoss`.
+
+    >>> MultiClassHinge()(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]))
+    tensor(0.5000)
+    """
+
+    cost: Tensor | None
+
+    def __init__(self, cost: Tensor | None = None, *, smooth: bool = False, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        if cost is not None:
+            cost = torch.as_tensor(cost)
+            if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
+                raise ValueError(f"cost has shape {tuple(cost.shape)}; expected [K, K], indexed (predicted, true)")
+            if not bool((cost >= 0).all()) or bool(cost.diagonal().any()):
+                raise ValueError("cost must be non-negative with a zero diagonal: Δ(y, y) = 0")
+        self.register_buffer("cost", cost)
+        self.smooth = smooth
+
+    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """As every loss over classes; a cost matrix must have the scores' K."""
+        scores, target = super().prepare(scores, target)
+        if self.cost is not None and len(self.cost) != scores.shape[1]:
+            raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
+        return scores, target
+
+    def _task_loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Δ(k, y_i) for each sample and class, ``[n, K]``."""
+        if self.cost is not None:
+            return self.cost.to(scores).T[target]
+        return torch.ones_like(scores).scatter_(1, target[:, None], 0)
+
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """The class of the largest augmented score."""
+        delta = self._task_loss(scores, target)
+        k = (scores + delta).argmax(1, keepdim=True)
+        minus = -torch.ones_like(scores[:, :1])
+        s = torch.zeros_like(scores).scatter_(1, k, 1).scatter_add_(1, target[:, None], minus)
+        return Atom(s, delta.gather(1, k).squeeze(1))
+
+    def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
+        """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
+        p = scores.softmax(1)
+        delta = self._task_loss(scores, target)
+        minus = -torch.ones_like(scores[:, :1])
+        return Atom(p.scatter_add(1, target[:, None], minus), (p * delta).sum(1))
+
+    def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
+        """The simplex: α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = Σ_k α_k Δ(k, y)."""
+        cp = load("cvxpy", extra="qp")
+        alpha = cp.Variable(tuple(scores.shape), nonneg=True)
+        delta = self._task_loss(scores, target).cpu().numpy()
+        return Polytope(
+            (alpha - one_hot(scores, target).cpu().numpy(),),
+            cp.sum(cp.multiply(delta, alpha), axis=1),
+            [cp.sum(alpha, axis=1) == 1],
+        )

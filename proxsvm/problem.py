@@ -1,0 +1,366 @@
+"""The proximal problem of one step, and its dual. The formulas of the toolkit live here and nowhere else.
+
+In the displacement d = w − w_t, with u the scores, J their Jacobian, r = ∂ρ(w_t) and sample weights p_i (1/n):
+
+    P(d)          = ‖d‖²/(2η) + ⟨r, d⟩ + Σ_i p_i ℓ(u_i + J_i d; y_i)
+    D(delta, lam) = lam − (η/2) ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
+    d             = −η (r + delta)
+
+Parameter groups may differ in η, so every inner product is weighted: ⟨a, b⟩_η = Σ_g η_g ⟨a, b⟩_g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import torch
+from torch import Tensor
+
+from proxsvm.linearization import Linearization
+from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
+
+Number: TypeAlias = "float | Tensor"
+Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
+
+
+class Scaled(Sequence[Tensor]):
+    """factor · tensors, multiplied only when read: a single step keeps no copy of the gradients."""
+
+    def __init__(self, factor: Tensor, tensors: Sequence[Tensor]) -> None:
+        self.factor, self.tensors = factor, tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
+        chosen = self.tensors[i]
+        return self.factor * chosen if isinstance(chosen, Tensor) else Scaled(self.factor, chosen)
+
+
+@dataclass(frozen=True)
+class DualPoint:
+    """A point of the dual: a convex combination of atoms for each sample, as its two aggregates.
+
+    ``delta``: one tensor a parameter; ``lam``: a 0-dim tensor; ``gamma``: the mass moved away from the start,
+    1 − Π(1 − γ_t); ``steps``: how many; ``dual``: D as tracked along the way; ``gap``: where the solver knows it.
+    """
+
+    delta: Sequence[Tensor]
+    lam: Tensor
+    gamma: Tensor
+    steps: int
+    dual: Tensor | None = None
+    gap: Tensor | None = None
+
+
+class Group(NamedTuple):
+    """Parameters that share η and weight decay; ``at`` is where they stand in the problem's list."""
+
+    eta: Number
+    decay: float
+    at: range
+
+
+class ProxProblem:
+    """The proximal problem at w_t. Make it with :meth:`from_scores`, or by ``optimizer.problem(value)``.
+
+    >>> from proxsvm.losses import L1Regression
+    >>> w = torch.tensor([3.0], requires_grad=True)
+    >>> problem = ProxProblem.from_scores(L1Regression(), 2 * w, torch.tensor([0.0]), [w], lr=0.5)
+    >>> start = problem.start()                          # P(0) = |2·3| = 6 and D(0, 0) = 0
+    >>> problem.primal(start), problem.dual(start)
+    (tensor(6.), tensor(0.))
+    >>> point = problem.move(start, problem.first())     # s = 1, delta = 2, lam = 6: γ = clip(6 / (η·4)) = 1
+    >>> problem.displacement(point), problem.dual(point), problem.gap(point)
+    ([tensor([-1.])], tensor(5.), tensor(0.))
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        groups: list[Group],
+        origin: Origin | None = None,
+        linearization: Linearization | None = None,
+        first: DualPoint | None = None,
+    ) -> None:
+        self.params, self.groups = params, groups
+        self._origin, self._linearization, self._first = origin, linearization, first
+
+    @property
+    def origin(self) -> Origin:
+        """The loss, the scores, the target and the sample weights p."""
+        if self._origin is None:
+            raise RuntimeError(_GRAPH_IS_GONE)
+        return self._origin
+
+    @property
+    def linearization(self) -> Linearization:
+        """The map J and its transpose."""
+        if self._linearization is None:
+            raise RuntimeError(_GRAPH_IS_GONE)
+        return self._linearization
+
+    # Ways to make one.
+
+    @classmethod
+    def from_scores(
+        cls,
+        loss: PiecewiseLinearLoss,
+        scores: Any,
+        target: Any,
+        params: Params,
+        *,
+        lr: Number | None = None,
+        weight_decay: float = 0.0,
+        sample_weight: Tensor | None = None,
+    ) -> ProxProblem:
+        """The problem of a mini-batch, by hand.
+
+        Args:
+            loss: the loss ℓ.
+            scores: what the network returned, with its graph, computed from ``params``.
+            target: the y of the loss.
+            params: parameters, or group dicts with ``params`` and their own ``lr`` and ``weight_decay``.
+            lr: η, for every group without its own.
+            weight_decay: r = weight_decay · w.
+            sample_weight: ``[n]``, as in the loss.
+        """
+        scores, target = loss.prepare(scores, target)
+        if loss.reduction == "none":
+            raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
+        n = len(parts(scores)[0])
+        p = loss.coefficients(parts(scores)[0].detach().new_empty(n), sample_weight)
+        return cls.from_origin(Origin(loss, scores, target, p), params, lr=lr, weight_decay=weight_decay)
+
+    @classmethod
+    def from_origin(
+        cls, origin: Origin, params: Params, *, lr: Number | None = None, weight_decay: float = 0.0
+    ) -> ProxProblem:
+        """The problem of a loss value, from the ``origin`` that the value carries."""
+        flat, groups = _flatten(params, lr, weight_decay)
+        return cls(flat, groups, origin, Linearization(origin.scores, flat))
+
+    @classmethod
+    def from_gradients(
+        cls,
+        grads: Sequence[Tensor],
+        value: Tensor,
+        params: Params,
+        *,
+        lr: Number | None = None,
+        weight_decay: float = 0.0,
+    ) -> ProxProblem:
+        """What is left of the problem after ``backward()``: its first vertex, delta_s = grads and lam_s = value."""
+        flat, groups = _flatten(params, lr, weight_decay)
+        one = torch.ones_like(value)
+        return cls(flat, groups, first=DualPoint(grads, value, one, 1))
+
+    # Vertices: what a solver moves towards.
+
+    def start(self) -> DualPoint:
+        """delta = 0, lam = 0, and D = −(η/2)‖r‖²."""
+        zero = self._zero()
+        return DualPoint(Scaled(zero, self.params), zero, zero, 0, dual=-self._r_squared() / 2)
+
+    def first(self) -> DualPoint:
+        """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
+        if self._first is not None:
+            return self._first
+        loss, scores, target, _ = self.origin
+        return self.vertex(loss.direction(_detach(scores), target))
+
+    def vertex(self, atom: Atom) -> DualPoint:
+        """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i)."""
+        _, scores, _, p = self.origin
+        weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
+        lam = torch.dot(p, atom.b(_detach(scores)))
+        return DualPoint(self.linearization.vjp(like(scores, weighted)), lam, torch.ones_like(lam), 1)
+
+    def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:
+        """The Frank-Wolfe vertex at ``point``, and the certified gap P − D there.
+
+        The vertex is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom
+        there, for as long as that promises at least half of the gap.
+        """
+        loss, _, target, p = self.origin
+        v = self.linearised_scores(point)
+        atom = loss.oracle(v, target)
+        spent = point.lam - self._delta_dot_q(point)
+        gap = torch.dot(p, atom.b(v)) - spent
+        if loss.smooth:
+            soft = loss.direction(v, target)
+            promise = torch.dot(p, soft.b(v)) - spent
+            atom = soft.where((promise >= gap / 2).expand(len(p)), atom)
+        return self.vertex(atom), gap
+
+    # The dual along a segment.
+
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+        """(a, c) of D(point + γ (toward − point)) = D(point) + γ a − γ² c / 2."""
+        ascent = toward.lam - point.lam
+        if point.steps == 0:  # delta = 0: no copy of the direction
+            return ascent - self._inner_r(toward.delta), self._inner(toward.delta, toward.delta)
+        change = [b - a for a, b in zip(point.delta, toward.delta, strict=True)]
+        return ascent - self._inner_r(change) - self._inner(point.delta, change), self._inner(change, change)
+
+    def line_search(self, point: DualPoint, toward: DualPoint) -> Tensor:
+        """The γ in [0, 1] of the largest dual on the segment from ``point`` to ``toward``.
+
+        γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩_η) / ‖delta_s − delta‖²_η ]
+        """
+        return _clip(*self._segment(point, toward))
+
+    def move(self, point: DualPoint, toward: DualPoint) -> DualPoint:
+        """The best point of the segment from ``point`` to ``toward``."""
+        ascent, curvature = self._segment(point, toward)
+        gamma = _clip(ascent, curvature)
+        delta: Sequence[Tensor]
+        if point.steps == 0:
+            delta = Scaled(gamma, toward.delta)
+        else:
+            delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
+        before = self.dual(point) if point.dual is None else point.dual
+        return DualPoint(
+            delta,
+            lam=point.lam + gamma * (toward.lam - point.lam),
+            gamma=point.gamma + gamma * (toward.gamma - point.gamma),
+            steps=point.steps + 1,
+            dual=before + gamma * ascent - gamma**2 * curvature / 2,
+        )
+
+    # What a point is worth.
+
+    def displacement(self, point: DualPoint) -> list[Tensor]:
+        """d = −η (r + delta), one tensor a parameter."""
+        return [-g.eta * self._q(point, g, i) for g in self.groups for i in g.at]
+
+    def primal(self, point: DualPoint) -> Tensor:
+        """P(d) at the point's displacement."""
+        loss, _, target, p = self.origin
+        v = self.linearised_scores(point)
+        value = torch.dot(p, loss.oracle(v, target).b(v))
+        q = [self._q(point, g, i) for g in self.groups for i in g.at]
+        return value + self._inner(q, q) / 2 - self._inner_r(q)
+
+    def dual(self, point: DualPoint) -> Tensor:
+        """D(delta, lam)."""
+        q = [self._q(point, g, i) for g in self.groups for i in g.at]
+        return point.lam - self._inner(q, q) / 2
+
+    def gap(self, point: DualPoint) -> Tensor:
+        """P − D ≥ 0: a bound on how far the point is from the exact solution."""
+        loss, _, target, p = self.origin
+        v = self.linearised_scores(point)
+        return torch.dot(p, loss.oracle(v, target).b(v)) - point.lam + self._delta_dot_q(point)
+
+    def relative_gap(self, point: DualPoint) -> Tensor:
+        """(P − D) / (P − D₀) in [0, 1], D₀ the dual of the start: 1 at the start, 0 at the solution."""
+        return self.relative(self.gap(point), point)
+
+    def relative(self, gap: Tensor, point: DualPoint) -> Tensor:
+        """A certified ``gap`` of ``point`` as a fraction of P − D₀."""
+        dual = self.dual(point) if point.dual is None else point.dual
+        total = gap + dual + self._r_squared() / 2
+        return torch.where(gap > 0, gap / total, torch.zeros_like(gap))
+
+    # The inner products, weighted by η.
+
+    def _inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        return sum((g.eta * _sum([_dot(a[i], b[i]) for i in g.at]) for g in self.groups), start=self._zero())
+
+    def _inner_r(self, x: Sequence[Tensor]) -> Tensor:
+        """⟨r, x⟩_η without forming r = decay · w."""
+        terms = (g.eta * g.decay * _sum([_dot(self.params[i], x[i]) for i in g.at]) for g in self.groups if g.decay)
+        return sum(terms, start=self._zero())
+
+    def _r_squared(self) -> Tensor:
+        terms = (g.eta * g.decay**2 * _sum([_dot(w, w) for w in self._of(g)]) for g in self.groups if g.decay)
+        return sum(terms, start=self._zero())
+
+    def _delta_dot_q(self, point: DualPoint) -> Tensor:
+        """⟨delta, r + delta⟩_η, which is −⟨delta, d⟩."""
+        if point.steps == 0:
+            return self._zero()
+        return self._inner(point.delta, point.delta) + self._inner_r(point.delta)
+
+    def _q(self, point: DualPoint, group: Group, i: int) -> Tensor:
+        """r + delta of parameter i."""
+        return torch.add(point.delta[i], self.params[i].detach(), alpha=group.decay)
+
+    def _of(self, group: Group) -> list[Tensor]:
+        return [self.params[i] for i in group.at]
+
+    def _zero(self) -> Tensor:
+        if self._first is not None:
+            return torch.zeros_like(self._first.lam)
+        return torch.zeros_like(self.origin.coefficients[0])
+
+    def linearised_scores(self, point: DualPoint) -> Scores:
+        """u + J d at the point's displacement."""
+        scores = self.origin.scores
+        if point.steps == 0 and not any(g.decay for g in self.groups):
+            return _detach(scores)  # d = 0
+        change = parts(self.linearization.jvp(self.displacement(point)))
+        return like(scores, tuple(u.detach() + c for u, c in zip(parts(scores), change, strict=True)))
+
+
+_GRAPH_IS_GONE = (
+    "this problem was made after backward(), which leaves one direction and no graph. A solver that needs more than "
+    "SingleStepFW does takes the step with a closure that only evaluates the loss: "
+    "optimizer.step(lambda: criterion(model(x), y))"
+)
+
+
+def certified(point: DualPoint, gap: Tensor) -> DualPoint:
+    """``point`` with its ``gap`` noted."""
+    return replace(point, gap=gap)
+
+
+def _clip(ascent: Tensor, curvature: Tensor) -> Tensor:
+    """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the line is straight and its better end is taken."""
+    gamma = torch.where(curvature > 0, ascent / curvature, (ascent > 0).to(ascent.dtype))
+    return gamma.clamp(0, 1)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩, accumulated in float32 or better."""
+    if a.dtype in (torch.float16, torch.bfloat16):
+        a, b = a.float(), b.float()
+    return torch.dot(a.detach().reshape(-1), b.detach().reshape(-1))
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return torch.stack(terms).sum()
+
+
+def _detach(scores: Scores) -> Scores:
+    return like(scores, tuple(u.detach() for u in parts(scores)))
+
+
+def _flatten(params: Params, lr: Number | None, weight_decay: float) -> tuple[list[Tensor], list[Group]]:
+    """Parameters or group dicts as one list and the groups' places in it."""
+    given = list(params)
+    dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]
+    if not dicts:
+        dicts = [{"params": given}]
+    elif len(dicts) != len(given):
+        raise TypeError("params mixes tensors and group dicts; expected one or the other")
+    flat: list[Tensor] = []
+    groups: list[Group] = []
+    for g in dicts:
+        eta = g.get("lr", lr)
+        if eta is None:
+            raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
+        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
+        if members:
+            groups.append(Group(eta, g.get("weight_decay", weight_decay), range(len(flat), len(flat) + len(members))))
+            flat += members
+    if not flat:
+        raise ValueError("params is empty (a generator that was used up already?)")
+    return flat, groups

@@ -1,0 +1,8 @@
+"""Dual solvers: each takes a problem and returns a dual point."""
+
+from proxsvm.solvers.base import DualSolver
+from proxsvm.solvers.exact_qp import ExactQP
+from proxsvm.solvers.multi_step_fw import MultiStepFW
+from proxsvm.solvers.single_step_fw import SingleStepFW
+
+__all__ = ["DualSolver", "ExactQP", "MultiStepFW", "SingleStepFW"]

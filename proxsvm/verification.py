@@ -1,0 +1,134 @@
+"""A certificate, not a hope: any step against the exact solution, any loss against its own definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from proxsvm.losses.base import PiecewiseLinearLoss, like, parts
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers.base import DualSolver
+from proxsvm.solvers.exact_qp import ExactQP
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`verify` found. ``ok`` where D ≤ QP ≤ P holds, ``optimal`` where the step is also the exact one."""
+
+    solver: str
+    primal: float
+    dual: float
+    gap: float
+    relative_gap: float
+    exact: float
+    exact_gap: float
+    distance: float
+    gamma: float
+    steps: int
+    tol: float
+
+    @property
+    def ok(self) -> bool:
+        """D ≤ QP ≤ P, up to ``tol`` of the problem's scale and the exact solver's own gap."""
+        slack = self.tol * max(1.0, abs(self.primal), abs(self.exact)) + max(self.exact_gap, 0.0)
+        return self.dual <= self.exact + slack and self.exact <= self.primal + slack
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the certified relative gap is at most ``tol``."""
+        return self.ok and self.relative_gap <= self.tol
+
+    @property
+    def verdict(self) -> str:
+        """One of optimal, feasible, VIOLATED."""
+        if not self.ok:
+            return "VIOLATED: D ≤ QP ≤ P does not hold"
+        return "optimal" if self.optimal else f"feasible, within {100 * self.relative_gap:.3g} % of optimal"
+
+    def __str__(self) -> str:
+        rows = [
+            ("primal  P(d)", f"{self.primal:.8g}"),
+            ("exact   QP", f"{self.exact:.8g}  (± {self.exact_gap:.1e})"),
+            ("dual    D", f"{self.dual:.8g}"),
+            ("gap     P − D", f"{self.gap:.3e}  (relative {self.relative_gap:.1e})"),
+            ("‖d − d*‖ / ‖d*‖", f"{self.distance:.3e}"),
+            ("γ, steps", f"{self.gamma:.4g}, {self.steps}"),
+            ("verdict", self.verdict),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join([self.solver, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None = None, tol: float = 1e-6) -> Report:
+    """Solve ``problem`` with ``solver`` and exactly, and compare.
+
+    Args:
+        problem: from :meth:`ProxProblem.from_scores` or ``optimizer.problem(value)``.
+        solver: the solver to verify.
+        exact: what to compare with; ``ExactQP()`` if None.
+        tol: the relative accuracy of the comparison. In float32 about 1e-4 can be asked for.
+
+    >>> from proxsvm.losses import MultiClassHinge
+    >>> from proxsvm.solvers import SingleStepFW
+    >>> w = torch.zeros(2, 1, dtype=torch.double, requires_grad=True)
+    >>> x = torch.tensor([[2.0]], dtype=torch.double)        # one sample, two classes: one step is the QP
+    >>> problem = ProxProblem.from_scores(MultiClassHinge(), x @ w.T, torch.tensor([0]), [w], lr=1.0)
+    >>> print(verify(problem, SingleStepFW()))                                # doctest: +ELLIPSIS
+    SingleStepFW()
+      primal  P(d)     0.0625
+      exact   QP       0.0625  (± ...)
+      dual    D        0.0625
+      gap     P − D    0.000e+00  (relative 0.0e+00)
+      ‖d − d*‖ / ‖d*‖  ...
+      γ, steps         0.125, 1
+      verdict          optimal
+    """
+    point = solver.solve(problem)
+    best = (exact or ExactQP()).solve(problem)
+    gap, d, d_best = problem.gap(point), problem.displacement(point), problem.displacement(best)
+    away = torch.stack([(a - b).double().square().sum() for a, b in zip(d, d_best, strict=True)]).sum().sqrt()
+    length = torch.stack([b.double().square().sum() for b in d_best]).sum().sqrt()
+    return Report(
+        solver=repr(solver),
+        primal=float(problem.primal(point)),
+        dual=float(problem.dual(point)),
+        gap=float(gap),
+        relative_gap=float(problem.relative(gap, point)),
+        exact=float(problem.dual(best)),
+        exact_gap=float(problem.gap(best)),
+        distance=float(away / length) if length > 0 else float(away),
+        gamma=float(point.gamma),
+        steps=point.steps,
+        tol=tol,
+    )
+
+
+def check_loss(loss: PiecewiseLinearLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
+    """Check that a loss is what it says: the support function of a polytope that has 0 in its hull.
+
+    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen, and its
+    value must not be negative; the smoothed atom, where there is one, must not be better than the best.
+    Raises AssertionError with the numbers. For tests of your own losses.
+
+    >>> from proxsvm.losses import L1Regression
+    >>> check_loss(L1Regression(), torch.randn(4, 2), torch.randn(4, 2))
+    """
+    scores, target = loss.prepare(scores, target)
+    scores = like(scores, tuple(u.detach() for u in parts(scores)))
+    points = [scores] + [
+        like(scores, tuple(u + torch.randn_like(u) * 2.0 ** (t % 5 - 1) for u in parts(scores))) for t in range(trials)
+    ]
+    atoms = [loss.oracle(u, target) for u in points]
+    for u, atom in zip(points, atoms, strict=True):
+        loss._check(atom, u)
+        best = atom.b(u)
+        slack = tol * (1 + max(float(x.abs().max()) for x in parts(u)))
+        name = type(loss).__name__
+        if float(best.min()) < -slack:
+            raise AssertionError(f"{name} is negative, {float(best.min()):.3g}: (0, 0) is not in the hull of its atoms")
+        others = [*atoms, loss.smoothed(u, target)] if loss.smooth else atoms
+        better = max(float((other.b(u) - best).max()) for other in others)
+        if better > slack:
+            raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")
