@@ -1,0 +1,24 @@
+"""Every test runs in float64, seeded, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("suite", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("suite")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def float64(request: pytest.FixtureRequest) -> Iterator[None]:
+    """float64 is the default inside tests (not in the doctests of the package), and the seed is fixed."""
+    torch.manual_seed(0)
+    in_package = "proxsvm" in str(request.path.parent.name) or request.path.parent.name in ("losses", "solvers")
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if in_package else torch.float64)
+    yield
+    torch.set_default_dtype(previous)
