@@ -172,12 +172,12 @@ class ProxProblem:
         """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
         if self._first is not None:
             return self._first
-        loss, scores, target, _ = self.origin
-        return self.vertex(loss.direction(_detach(scores), target))
+        loss, scores, target, _, atom = self.origin
+        return self.vertex(loss.direction(_detach(scores), target) if atom is None else atom)
 
     def vertex(self, atom: Atom) -> DualPoint:
         """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i)."""
-        _, scores, _, p = self.origin
+        _, scores, _, p, _ = self.origin
         weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
         lam = torch.dot(p, atom.b(_detach(scores)))
         return DualPoint(self.linearization.vjp(like(scores, weighted)), lam, torch.ones_like(lam), 1)
@@ -188,7 +188,7 @@ class ProxProblem:
         The vertex is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom
         there, for as long as that promises at least half of the gap.
         """
-        loss, _, target, p = self.origin
+        loss, _, target, p, _ = self.origin
         v = self.linearised_scores(point)
         atom = loss.oracle(v, target)
         spent = point.lam - self._delta_dot_q(point)
@@ -242,7 +242,7 @@ class ProxProblem:
 
     def primal(self, point: DualPoint) -> Tensor:
         """P(d) at the point's displacement."""
-        loss, _, target, p = self.origin
+        loss, _, target, p, _ = self.origin
         v = self.linearised_scores(point)
         value = torch.dot(p, loss.oracle(v, target).b(v))
         q = [self._q(point, g, i) for g in self.groups for i in g.at]
@@ -255,7 +255,7 @@ class ProxProblem:
 
     def gap(self, point: DualPoint) -> Tensor:
         """P − D ≥ 0: a bound on how far the point is from the exact solution."""
-        loss, _, target, p = self.origin
+        loss, _, target, p, _ = self.origin
         v = self.linearised_scores(point)
         return torch.dot(p, loss.oracle(v, target).b(v)) - point.lam + self._delta_dot_q(point)
 

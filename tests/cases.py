@@ -63,7 +63,7 @@ class BinaryHinge(PiecewiseLinearLoss):
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         active = (target * scores < 1).to(scores)
-        return Atom(-target * active, active.sum(1))
+        return Atom(-target.to(scores) * active, active.sum(1))
 
 
 def classes(n: int) -> Tensor:

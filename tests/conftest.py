@@ -14,11 +14,9 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def float64(request: pytest.FixtureRequest) -> Iterator[None]:
-    """float64 is the default inside tests (not in the doctests of the package), and the seed is fixed."""
+def float64() -> Iterator[None]:
+    """float64 is the default dtype, and the seed is fixed."""
     torch.manual_seed(0)
-    in_package = "proxsvm" in str(request.path.parent.name) or request.path.parent.name in ("losses", "solvers")
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if in_package else torch.float64)
+    torch.set_default_dtype(torch.float64)
     yield
-    torch.set_default_dtype(previous)
+    torch.set_default_dtype(torch.float32)

@@ -61,6 +61,7 @@ class Origin(NamedTuple):
     scores: Scores
     target: Any
     coefficients: Tensor
+    atom: Atom | None = None  # the one that was differentiated, so that it need not be found again
 
 
 class PiecewiseLinearLoss(nn.Module):
@@ -158,7 +159,7 @@ class PiecewiseLinearLoss(nn.Module):
             return values
         value = values.sum()
         if value.requires_grad:
-            value.origin = Origin(self, scores, target, p)  # type: ignore[attr-defined]
+            value.origin = Origin(self, scores, target, p, atom)  # type: ignore[attr-defined]
         return value
 
     def _check(self, atom: Atom, scores: Scores) -> None:

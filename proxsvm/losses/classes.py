@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm.losses.base import PiecewiseLinearLoss, require
 
@@ -34,5 +33,5 @@ class ClassLoss(PiecewiseLinearLoss):
 
 
 def one_hot(scores: Tensor, target: Tensor) -> Tensor:
-    """e_y for each sample, in the scores' dtype, ``[n, K]``."""
-    return F.one_hot(target, scores.shape[1]).to(scores)
+    """e_y for each sample, in the scores' dtype, ``[n, K]``; torch's own one_hot waits for the device."""
+    return torch.zeros_like(scores).scatter_(1, target[:, None], 1)

@@ -1,0 +1,166 @@
+"""Losses: support functions, equal to torch's where torch has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from proxsvm.losses import (
+    Atom,
+    L1Regression,
+    MultiClassHinge,
+    PiecewiseLinearLoss,
+    QuantileRegression,
+    TopKHinge,
+    WestonWatkinsHinge,
+)
+from proxsvm.losses.base import parts
+from proxsvm.verification import check_loss
+from tests.cases import LOSSES, K, cost_matrix, each_loss
+
+seeds = st.integers(0, 10_000)
+sizes = st.integers(1, 7)
+
+
+@given(case=st.sampled_from(LOSSES), n=sizes, seed=seeds)
+def test_every_loss_is_a_support_function(case, n, seed):
+    torch.manual_seed(seed)
+    check_loss(case.loss(), case.scores(3 * torch.randn(n, K)), case.target(n))
+
+
+@given(case=st.sampled_from(LOSSES), n=sizes, seed=seeds)
+def test_value_and_gradient_are_the_atoms(case, n, seed):
+    torch.manual_seed(seed)
+    loss, outputs = case.loss(), (3 * torch.randn(n, K)).requires_grad_()
+    scores, target = loss.prepare(case.scores(outputs), case.target(n))
+    value = loss(scores, target)
+    atom = loss.direction(tuple(u.detach() for u in scores) if isinstance(scores, tuple) else scores.detach(), target)
+    p = 1.0 if loss.reduction == "sum" else 1 / n
+    assert value.detach() == pytest.approx(float((p * atom.b(scores)).sum().detach()))
+    for s, grad in zip(parts(atom.s), torch.autograd.grad(value, parts(scores)), strict=True):
+        torch.testing.assert_close(grad, p * s)
+
+
+@given(n=sizes, seed=seeds)
+def test_values_equal_torchs(n, seed):
+    torch.manual_seed(seed)
+    u, y, t = 3 * torch.randn(n, K), torch.randint(K, (n,)), torch.randn(n, K)
+    hinge = (u - u.gather(1, y[:, None]) + 1 - F.one_hot(y, K)).max(1).values.mean()
+    assert MultiClassHinge()(u, y) == pytest.approx(float(hinge))
+    assert TopKHinge(1)(u, y) == pytest.approx(float(hinge))
+    assert WestonWatkinsHinge()(u, y) == pytest.approx(K * float(nn.MultiMarginLoss()(u, y)))
+    assert L1Regression()(u, t) == pytest.approx(K * float(nn.L1Loss()(u, t)))
+    assert L1Regression(0.4)(u, t) == pytest.approx(float(((u - t).abs() - 0.4).clamp(min=0).sum(1).mean()))
+    assert QuantileRegression(0.5)(u, t) == pytest.approx(float(L1Regression()(u, t)) / 2)
+
+
+def test_the_cost_matrix_is_indexed_predicted_true():
+    cost = cost_matrix()
+    cost[3, 0] = 7.0
+    u = torch.zeros(1, K)
+    assert MultiClassHinge(cost)(u, torch.tensor([0])) == 7
+    assert MultiClassHinge(cost)(u, torch.tensor([3])) == 3
+
+
+def test_smoothing_is_the_direction_of_the_cross_entropy_and_switches_back():
+    u = torch.tensor([[0.0, 0.5, -1.0, 0.2], [30.0, 29.5, -40.0, -40.0], [9.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    y = torch.zeros(3, dtype=torch.long)
+    (grad,) = torch.autograd.grad(MultiClassHinge(smooth=True, reduction="sum")(u, y), u)
+    (cross_entropy,) = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)
+    torch.testing.assert_close(grad[:2], cross_entropy[:2])
+    assert torch.equal(grad[2], torch.zeros(K))  # margins are met: the hinge's own atom is 0
+
+
+def test_a_sample_where_smoothing_cannot_help_takes_the_hinges_atom():
+    u = torch.tensor([[3.0, 2.5, -9.0, -9.0]], requires_grad=True)
+    loss = MultiClassHinge(torch.tensor([[0.0, 0, 0, 0], [0.55, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]), smooth=True)
+    soft = loss.smoothed(u.detach(), torch.tensor([0]))
+    assert soft.b(u.detach()) < 0.05  # the smoothed value is tiny: the far classes weigh it down
+    far = torch.tensor([[3.0, 2.5, -2.0, -2.0]], requires_grad=True)
+    assert loss.smoothed(far.detach(), torch.tensor([0])).b(far.detach()) < 0
+    (grad,) = torch.autograd.grad(loss(far, torch.tensor([0])), far)
+    torch.testing.assert_close(grad, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge, WestonWatkinsHinge])
+def test_reductions_and_sample_weights_follow_torch(loss):
+    u, y, weight = torch.randn(5, K), torch.randint(K, (5,)), torch.rand(5)
+    each = loss(reduction="none")(u, y)
+    assert each.shape == (5,)
+    torch.testing.assert_close(loss()(u, y), each.mean())
+    torch.testing.assert_close(loss(reduction="sum")(u, y), each.sum())
+    torch.testing.assert_close(loss()(u, y, weight), (weight * each).sum() / weight.sum())
+    torch.testing.assert_close(loss(reduction="sum")(u, y, weight), (weight * each).sum())
+    torch.testing.assert_close(loss(reduction="none")(u, y, weight), weight * each)
+
+
+def test_a_weight_of_zero_leaves_the_sample_out():
+    u, y = torch.randn(5, K), torch.randint(K, (5,))
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(MultiClassHinge()(u, y, weight), MultiClassHinge()(u[:3], y[:3]))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2), (5, 2, 3)])
+def test_regression_takes_any_output_shape(shape):
+    u, t = torch.randn(shape), torch.randn(shape)
+    torch.testing.assert_close(L1Regression()(u, t), (u - t).abs().reshape(5, -1).sum(1).mean())
+
+
+def test_several_quantiles_share_one_target():
+    u, t = torch.randn(6, 3), torch.randn(6)
+    levels = [0.1, 0.5, 0.9]
+    one_by_one = sum(QuantileRegression(tau)(u[:, j], t) for j, tau in enumerate(levels))
+    torch.testing.assert_close(QuantileRegression(levels)(u, t), one_by_one)
+
+
+def test_the_minimiser_of_the_pinball_loss_is_the_quantile():
+    t = torch.arange(101.0)
+    grid = torch.linspace(0, 100, 1001)
+    best = min(grid, key=lambda q: float(QuantileRegression(0.9)(q.expand(101), t)))
+    assert best == pytest.approx(90, abs=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_loss
+def test_half_precision_scores_are_summed_in_float32(loss, dtype):
+    outputs = torch.randn(64, K).to(dtype).requires_grad_()
+    value = loss.loss()(loss.scores(outputs), loss.target(64))
+    assert value.dtype == torch.float32
+    value.backward()
+    assert outputs.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_class_indices_of_any_integer_type(dtype):
+    u = torch.randn(3, K)
+    y = torch.tensor([0, 2, 3])
+    assert MultiClassHinge()(u, y.to(dtype)) == MultiClassHinge()(u, y)
+
+
+def test_a_loss_moves_with_its_module():
+    loss = MultiClassHinge(cost_matrix()).to(torch.float32)
+    assert loss.cost.dtype == torch.float32
+    assert "cost" in loss.state_dict()
+    assert "smooth=True" in repr(MultiClassHinge(smooth=True))
+
+
+def test_check_loss_finds_a_wrong_oracle():
+    class NotTheBest(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            s = torch.where(scores > target, 1.0, -1.0)
+            s[0] = -s[0]
+            return Atom(s, -s * target)
+
+    class Negative(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            return Atom(torch.zeros_like(scores), -torch.ones_like(scores))
+
+    u = torch.randn(4)
+    with pytest.raises(AssertionError, match=r"not the best|negative"):
+        check_loss(NotTheBest(), u, torch.zeros(4))
+    with pytest.raises(AssertionError, match="is negative"):
+        check_loss(Negative(), u, u)
