@@ -45,7 +45,11 @@ class Report:
         """One of optimal, feasible, VIOLATED."""
         if not self.ok:
             return "VIOLATED: D ≤ QP ≤ P does not hold"
-        return "optimal" if self.optimal else f"feasible, within {100 * self.relative_gap:.3g} % of optimal"
+        return (
+            "optimal"
+            if self.optimal
+            else f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
+        )
 
     def __str__(self) -> str:
         rows = [
