@@ -41,8 +41,10 @@ class Atom(NamedTuple):
     def b(self, scores: Scores) -> Tensor:
         """The atom's value at each sample, b = ⟨s, u⟩ + c, ``[n]``."""
         n = len(self.offset)
-        inner = [(s * u).reshape(n, -1).sum(1) for s, u in zip(parts(self.s), parts(scores), strict=True)]
-        return torch.stack(inner).sum(0) + self.offset if len(inner) > 1 else inner[0] + self.offset
+        value = self.offset
+        for s, u in zip(parts(self.s), parts(scores), strict=True):
+            value = value + torch.linalg.vecdot(s.reshape(n, -1), u.reshape(n, -1))
+        return value
 
     def where(self, chosen: Tensor, other: Atom) -> Atom:
         """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
@@ -131,10 +133,14 @@ class PiecewiseLinearLoss(nn.Module):
         soft = self.smoothed(scores, target)
         return soft.where(soft.b(scores) > 0, exact)
 
+    def _share(self, n: int) -> float:
+        """The p_i of n samples without weights."""
+        return 1 / n if self.reduction == "mean" else 1.0
+
     def coefficients(self, offset: Tensor, sample_weight: Tensor | None) -> Tensor:
         """The weight p_i with which each sample enters the value, ``[n]``."""
         if sample_weight is None:
-            return torch.full_like(offset, 1 / len(offset) if self.reduction == "mean" else 1.0)
+            return torch.full_like(offset, self._share(len(offset)))
         if sample_weight.shape != offset.shape:
             raise ValueError(
                 f"sample_weight has shape {tuple(sample_weight.shape)}; expected one weight a sample, "
@@ -154,10 +160,14 @@ class PiecewiseLinearLoss(nn.Module):
             atom = self.direction(like(scores, tuple(u.detach() for u in parts(scores))), target)
             self._check(atom, scores)
             p = self.coefficients(atom.offset, sample_weight)
-        values = p * atom.b(scores)
         if self.reduction == "none":
-            return values
-        value = values.sum()
+            return p * atom.b(scores)
+        value = torch.dot(p, atom.offset)
+        for s, u in zip(parts(atom.s), parts(scores), strict=True):
+            if sample_weight is None:  # all p_i are one number: no weighted copy of s
+                value = value + torch.dot(s.reshape(-1), u.reshape(-1)) * self._share(len(s))
+            else:
+                value = value + torch.dot((s * p.reshape(-1, *[1] * (s.dim() - 1))).reshape(-1), u.reshape(-1))
         if value.requires_grad:
             value.origin = Origin(self, scores, target, p, atom)  # type: ignore[attr-defined]
         return value

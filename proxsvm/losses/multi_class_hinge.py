@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -45,34 +47,52 @@ class MultiClassHinge(ClassLoss):
             raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
         return scores, target
 
-    def _task_loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Δ(k, y_i) for each sample and class, ``[n, K]``."""
-        if self.cost is not None:
-            return self.cost.to(scores).T[target]
-        return torch.ones_like(scores).scatter_(1, target[:, None], 0)
+    def _task_loss(self, scores: Tensor, target: Tensor) -> Tensor | float:
+        """Δ(k, y_i) for each sample and class, ``[n, K]``, or 1 for all k ≠ y."""
+        return 1.0 if self.cost is None else self.cost.to(scores).T[target]
+
+    def _rival(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best wrong class k, its Δ(k, y) and whether u_k − u_y + Δ(k, y) > 0; each ``[n, 1]``."""
+        y = target[:, None]
+        delta = self._task_loss(scores, target)
+        best, k = (scores + delta).scatter_(1, y, -torch.inf).max(1, keepdim=True)
+        margin = best - scores.gather(1, y)
+        return k, best - scores.gather(1, k), margin > 0
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         """The class of the largest augmented score."""
-        delta = self._task_loss(scores, target)
-        k = (scores + delta).argmax(1, keepdim=True)
-        minus = -torch.ones_like(scores[:, :1])
-        s = torch.zeros_like(scores).scatter_(1, k, 1).scatter_add_(1, target[:, None], minus)
-        return Atom(s, delta.gather(1, k).squeeze(1))
+        k, delta, active = self._rival(scores, target)
+        one = active.to(scores)
+        s = torch.zeros_like(scores).scatter_(1, k, one).scatter_(1, target[:, None], -one)
+        return Atom(s, torch.where(active, delta, 0.0).squeeze(1))
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
-        p = scores.softmax(1)
-        delta = self._task_loss(scores, target)
-        minus = -torch.ones_like(scores[:, :1])
-        return Atom(p.scatter_add(1, target[:, None], minus), (p * delta).sum(1))
+        p, y = scores.softmax(1), target[:, None]
+        wrong = p.gather(1, y).neg_().add_(1)  # 1 − p_y
+        expected = wrong if self.cost is None else (p * self._task_loss(scores, target)).sum(1, keepdim=True)
+        return Atom(p.scatter_(1, y, -wrong), expected.squeeze(1))
+
+    def direction(self, scores: Tensor, target: Tensor) -> Atom:
+        """As for every loss; written out, because the hinge's own atom has only two entries to mix in."""
+        if not self.smooth:
+            return self.oracle(scores, target)
+        soft = self.smoothed(scores, target)
+        helps = (soft.b(scores) > 0)[:, None]
+        k, delta, active = self._rival(scores, target)
+        back = (active & ~helps).to(scores)
+        s = cast(Tensor, soft.s) * helps
+        s.scatter_add_(1, k, back).scatter_add_(1, target[:, None], -back)
+        return Atom(s, torch.where(helps, soft.offset[:, None], back * delta).squeeze(1))
 
     def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
         """The simplex: α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = Σ_k α_k Δ(k, y)."""
         cp = load("cvxpy", extra="qp")
         alpha = cp.Variable(tuple(scores.shape), nonneg=True)
-        delta = self._task_loss(scores, target).cpu().numpy()
+        y = one_hot(scores, target)
+        delta = (self._task_loss(scores, target) * (1 - y)).cpu().numpy()
         return Polytope(
-            (alpha - one_hot(scores, target).cpu().numpy(),),
+            (alpha - y.cpu().numpy(),),
             cp.sum(cp.multiply(delta, alpha), axis=1),
             [cp.sum(alpha, axis=1) == 1],
         )
