@@ -1,0 +1,188 @@
+"""The two sweeps of a step over the weights: three inner products, then the update in place.
+
+A list of tensors is walked in few flat blocks, because a step is bound by memory and by the number of calls. Large
+tensors are cut into slices that stay in the cache between the calls on them; small ones are gathered into one buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SLICE = 1 << 16  # elements of a slice: three of them in float32 fit into a core's L2 cache
+SMALL = 1 << 14  # tensors up to here are gathered ...
+BUCKET = 1 << 20  # ... into buckets of at most this many elements
+
+
+class Block(NamedTuple):
+    """Where a block stands in the list: whole small tensors ``at``, or one tensor's elements ``start`` to ``stop``."""
+
+    at: list[int]
+    start: int = 0
+    stop: int = 0
+
+
+def layout(tensors: Sequence[Tensor]) -> Iterator[Block]:
+    """Cut a list of tensors into blocks."""
+    bucket: list[int] = []
+    held = 0
+    for i, t in enumerate(tensors):
+        size = t.numel()
+        if size > SMALL:
+            for start in range(0, size, SLICE):
+                yield Block([i], start, min(start + SLICE, size))
+        else:
+            if held + size > BUCKET:
+                yield Block(bucket)
+                bucket, held = [], 0
+            bucket.append(i)
+            held += size
+    if bucket:
+        yield Block(bucket)
+
+
+def read(tensors: Sequence[Tensor], block: Block) -> Tensor:
+    """A block's elements as one flat tensor, for reading only: a view of a slice or of one tensor, else a copy."""
+    if block.stop:
+        return tensors[block.at[0]].reshape(-1)[block.start : block.stop]
+    flat: Tensor = torch._C._nn.flatten_dense_tensors([tensors[i] for i in block.at])
+    return flat
+
+
+@torch.no_grad()
+def products(w: Sequence[Tensor], x: Sequence[Tensor], *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩ over two lists of tensors, accumulated in float32 or better.
+
+    Without ``with_w`` (no weight decay asks for them) the latter two are zero.
+
+    >>> [p.item() for p in products([torch.ones(2), torch.ones(3)], [torch.full((2,), 2.0), torch.zeros(3)])]
+    [8.0, 4.0, 5.0]
+    """
+    sums: list[tuple[Tensor, ...]] = []
+    for block in layout(x):
+        b = _wide(read(x, block))
+        if not with_w:
+            sums.append((torch.dot(b, b),))
+            continue
+        a = _wide(read(w, block))
+        sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)))
+    totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
+    zero = torch.zeros_like(totals[0])
+    return (totals[0], zero, zero) if len(totals) == 1 else (totals[0], totals[1], totals[2])
+
+
+@torch.no_grad()
+def advance(
+    w: Sequence[Tensor],
+    z: Sequence[Tensor] | None,
+    x: Sequence[Tensor],
+    *,
+    push: Tensor,
+    pull: Tensor | None,
+    shrink: Tensor | None,
+    mu: float,
+    skip: Tensor,
+) -> None:
+    """t = push · x + pull · w;   z ← μ z − t;   w ← shrink · w − t + μ z;   nothing at all where ``skip`` is 1.
+
+    With push = η f for delta = f · x, pull = η gamma · decay and shrink = 1 − η (1 − gamma) decay this is
+
+        z ← μ z − η (gamma · r + delta),      w ← w − η (r + delta) + μ z.
+
+    Args:
+        w: parameters, changed in place.
+        z: their velocities, changed in place, or None without momentum.
+        x: directions, left as they are, even where they are not finite.
+        push: a 0-dim tensor.
+        pull: a 0-dim tensor, or None without weight decay.
+        shrink: likewise; must be 1 where ``skip`` is.
+        mu: μ.
+        skip: a 0-dim float32 tensor, 1 to skip and 0 to step: nobody waits for it.
+
+    >>> w, z = [torch.tensor([1.0])], [torch.tensor([0.0])]
+    >>> advance(w, z, [torch.tensor([2.0])], push=torch.tensor(0.1), pull=None, shrink=None, mu=0.5,
+    ...         skip=torch.tensor(0.0))
+    >>> w, z                                              # z = −0.2, w = 1 − 0.2 − 0.1
+    ([tensor([0.7000])], [tensor([-0.2000])])
+    """
+    if not _fusable([*w, *(z or [])]):
+        return _advance_plainly(w, z, x, push, pull, shrink, mu, skip)
+    scratch = torch.empty(2, min(SLICE, max(t.numel() for t in w)), dtype=w[0].dtype, device=w[0].device)
+    for block in layout(w):
+        if block.stop:
+            size = block.stop - block.start
+            flat = read(w, block)
+            t = torch.mul(read(x, block), push, out=scratch[0, :size])
+            if pull is not None and shrink is not None:
+                t.add_(torch.mul(flat, pull, out=scratch[1, :size]))
+                flat.mul_(shrink)
+            _fused([flat], [t], None if z is None else [read(z, block)], mu, skip)
+        else:
+            some = [w[i] for i in block.at]
+            t = read(x, block) * push
+            if pull is not None and shrink is not None:
+                t.add_(read(w, block) * pull)
+                torch._foreach_mul_(some, shrink)
+            steps = torch._C._nn.unflatten_dense_tensors(t, some)
+            _fused(some, list(steps), None if z is None else [z[i] for i in block.at], mu, skip)
+
+
+def _fusable(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch's fused kernel gives the right numbers: in half precision that of torch 2.13 for CPUs does not."""
+    first = tensors[0]
+    return (
+        not torch.compiler.is_compiling()
+        and first.device.type in ("cpu", "cuda")
+        and first.dtype in (torch.float32, torch.float64)
+        and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
+    )
+
+
+def _fused(w: list[Tensor], t: list[Tensor], z: list[Tensor] | None, mu: float, skip: Tensor) -> None:
+    """z ← μ z − t and w ← w − t + μ z by torch's fused Nesterov step, which looks at ``skip`` on the device.
+
+    It climbs along t with a rate of −1, so that its buffer is z and not −z.
+    """
+    torch._fused_sgd_(
+        w,
+        t,
+        [] if z is None else z,
+        weight_decay=0.0,
+        momentum=0.0 if z is None else mu,
+        lr=-1.0,
+        dampening=0.0,
+        nesterov=z is not None,
+        maximize=True,
+        is_first_step=False,
+        grad_scale=None,
+        found_inf=skip,
+    )
+
+
+def _advance_plainly(
+    w: Sequence[Tensor],
+    z: Sequence[Tensor] | None,
+    x: Sequence[Tensor],
+    push: Tensor,
+    pull: Tensor | None,
+    shrink: Tensor | None,
+    mu: float,
+    skip: Tensor,
+) -> None:
+    """The same on any device, for any strides, and for the compiler to fuse."""
+    stay = skip != 0
+    for i, a in enumerate(w):
+        t = x[i] * push if pull is None else x[i] * push + a * pull
+        moved = -t if shrink is None else a * (shrink - 1) - t
+        if z is not None:
+            velocity = mu * z[i] - t
+            z[i].copy_(torch.where(stay, z[i], velocity))
+            moved = moved + mu * velocity
+        a.copy_(torch.where(stay, a, a + moved))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
