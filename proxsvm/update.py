@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SLICE = 1 << 16  # elements of a slice: three of them in float32 fit into a core's L2 cache
+SLICE = 1 << 17  # elements of a slice: two in float32 fit into a core's L2 cache
 SMALL = 1 << 14  # tensors up to here are gathered ...
 BUCKET = 1 << 20  # ... into buckets of at most this many elements
 
@@ -52,82 +52,85 @@ def read(tensors: Sequence[Tensor], block: Block) -> Tensor:
     return flat
 
 
-@torch.no_grad()
-def products(w: Sequence[Tensor], x: Sequence[Tensor], *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩ over two lists of tensors, accumulated in float32 or better.
+class Sweep:
+    """Parameters ``w`` and directions ``x`` (two lists of equal shapes), to be walked twice.
 
-    Without ``with_w`` (no weight decay asks for them) the latter two are zero.
-
-    >>> [p.item() for p in products([torch.ones(2), torch.ones(3)], [torch.full((2,), 2.0), torch.zeros(3)])]
+    >>> w, x = [torch.ones(2), torch.ones(3)], [torch.full((2,), 2.0), torch.zeros(3)]
+    >>> [p.item() for p in Sweep(w, x).products()]
     [8.0, 4.0, 5.0]
     """
-    sums: list[tuple[Tensor, ...]] = []
-    for block in layout(x):
-        b = _wide(read(x, block))
-        if not with_w:
-            sums.append((torch.dot(b, b),))
-            continue
-        a = _wide(read(w, block))
-        sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)))
-    totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
-    zero = torch.zeros_like(totals[0])
-    return (totals[0], zero, zero) if len(totals) == 1 else (totals[0], totals[1], totals[2])
 
+    def __init__(self, w: Sequence[Tensor], x: Sequence[Tensor]) -> None:
+        self.w, self.x = w, x
+        self.blocks = list(layout(w))
+        self._gathered: tuple[Tensor, Tensor] | None = None  # the last bucket, which the second walk needs again
 
-@torch.no_grad()
-def advance(
-    w: Sequence[Tensor],
-    z: Sequence[Tensor] | None,
-    x: Sequence[Tensor],
-    *,
-    push: Tensor,
-    pull: Tensor | None,
-    shrink: Tensor | None,
-    mu: float,
-    skip: Tensor,
-) -> None:
-    """t = push · x + pull · w;   z ← μ z − t;   w ← shrink · w − t + μ z;   nothing at all where ``skip`` is 1.
+    def _read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """The block of w and of x."""
+        if block is not self.blocks[-1] or block.stop:
+            return read(self.w, block), read(self.x, block)
+        if self._gathered is None:
+            self._gathered = read(self.w, block), read(self.x, block)
+        return self._gathered
 
-    With push = η f for delta = f · x, pull = η gamma · decay and shrink = 1 − η (1 − gamma) decay this is
+    @torch.no_grad()
+    def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩, accumulated in float32 or better; only the first ``with_w=False``."""
+        sums: list[tuple[Tensor, ...]] = []
+        for block in self.blocks:
+            a, b = (_wide(t) for t in self._read(block))
+            sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
+        totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
+        zero = torch.zeros_like(totals[0])
+        return (totals[0], totals[1], totals[2]) if with_w else (totals[0], zero, zero)
 
-        z ← μ z − η (gamma · r + delta),      w ← w − η (r + delta) + μ z.
+    @torch.no_grad()
+    def advance(
+        self,
+        z: Sequence[Tensor] | None,
+        *,
+        push: Tensor,
+        pull: Tensor | None,
+        shrink: Tensor | None,
+        mu: float,
+        skip: Tensor,
+    ) -> None:
+        """t = push · x + pull · w;   z ← μ z − t;   w ← shrink · w − t + μ z;   nothing at all where ``skip`` is 1.
 
-    Args:
-        w: parameters, changed in place.
-        z: their velocities, changed in place, or None without momentum.
-        x: directions, left as they are, even where they are not finite.
-        push: a 0-dim tensor.
-        pull: a 0-dim tensor, or None without weight decay.
-        shrink: likewise; must be 1 where ``skip`` is.
-        mu: μ.
-        skip: a 0-dim float32 tensor, 1 to skip and 0 to step: nobody waits for it.
+        With push = η f for delta = f · x, pull = η gamma · decay and shrink = 1 − η (1 − gamma) decay this is
 
-    >>> w, z = [torch.tensor([1.0])], [torch.tensor([0.0])]
-    >>> advance(w, z, [torch.tensor([2.0])], push=torch.tensor(0.1), pull=None, shrink=None, mu=0.5,
-    ...         skip=torch.tensor(0.0))
-    >>> w, z                                              # z = −0.2, w = 1 − 0.2 − 0.1
-    ([tensor([0.7000])], [tensor([-0.2000])])
-    """
-    if not _fusable([*w, *(z or [])]):
-        return _advance_plainly(w, z, x, push, pull, shrink, mu, skip)
-    scratch = torch.empty(2, min(SLICE, max(t.numel() for t in w)), dtype=w[0].dtype, device=w[0].device)
-    for block in layout(w):
-        if block.stop:
+            z ← μ z − η (gamma · r + delta),      w ← w − η (r + delta) + μ z.
+
+        w and z change in place; x stays as it is, and may have entries that are not finite where the step is skipped.
+
+        Args:
+            z: the velocities, or None without momentum.
+            push: a 0-dim tensor.
+            pull: a 0-dim tensor, or None without weight decay.
+            shrink: likewise; must be 1 where ``skip`` is.
+            mu: μ.
+            skip: a 0-dim float32 tensor, 1 to skip and 0 to step: nobody waits for it.
+
+        >>> w, z, x = [torch.tensor([1.0])], [torch.tensor([0.0])], [torch.tensor([2.0])]
+        >>> Sweep(w, x).advance(z, push=torch.tensor(0.1), pull=None, shrink=None, mu=0.5, skip=torch.tensor(0.0))
+        >>> w, z                                              # z = −0.2, w = 1 − 0.2 − 0.1
+        ([tensor([0.7000])], [tensor([-0.2000])])
+        """
+        w, x = self.w, self.x
+        if not _fusable([*w, *(z or [])]):
+            return _advance_plainly(w, z, x, push, pull, shrink, mu, skip)
+        scratch = torch.empty(2, SLICE, dtype=w[0].dtype, device=w[0].device)
+        for block in self.blocks:
+            a, b = self._read(block)
+            moving = [a] if block.stop else [w[i] for i in block.at]
             size = block.stop - block.start
-            flat = read(w, block)
-            t = torch.mul(read(x, block), push, out=scratch[0, :size])
+            t = torch.mul(b, push, out=scratch[0, :size]) if block.stop else b * push
             if pull is not None and shrink is not None:
-                t.add_(torch.mul(flat, pull, out=scratch[1, :size]))
-                flat.mul_(shrink)
-            _fused([flat], [t], None if z is None else [read(z, block)], mu, skip)
-        else:
-            some = [w[i] for i in block.at]
-            t = read(x, block) * push
-            if pull is not None and shrink is not None:
-                t.add_(read(w, block) * pull)
-                torch._foreach_mul_(some, shrink)
-            steps = torch._C._nn.unflatten_dense_tensors(t, some)
-            _fused(some, list(steps), None if z is None else [z[i] for i in block.at], mu, skip)
+                t.add_(torch.mul(a, pull, out=scratch[1, :size]) if block.stop else a * pull)
+                torch._foreach_mul_(moving, shrink)
+            steps = [t] if block.stop else list(torch._C._nn.unflatten_dense_tensors(t, moving))
+            velocities = None if z is None else [read(z, block)] if block.stop else [z[i] for i in block.at]
+            _fused(moving, steps, velocities, mu, skip)
 
 
 def _fusable(tensors: Sequence[Tensor]) -> bool:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxsvm import update
-from proxsvm.update import advance, layout, products
+from proxsvm.update import Sweep, layout
 
-SHAPES = [(3,), (70_000,), (2, 5), (), (130, 700), (16_384,), (16_385,)]
+SHAPES = [(3,), (140_000,), (2, 5), (), (130, 700), (16_384,), (16_385,)]
 
 
 def tensors(shapes, seed=0):
@@ -37,26 +37,24 @@ def test_many_small_tensors_make_several_buckets():
 def test_products_are_the_inner_products():
     w, x = tensors(SHAPES), tensors(SHAPES, 1)
     flat_w, flat_x = (torch.cat([t.reshape(-1) for t in s]) for s in (w, x))
-    for got, expected in zip(products(w, x), (flat_x @ flat_x, flat_w @ flat_x, flat_w @ flat_w), strict=True):
+    for got, expected in zip(Sweep(w, x).products(), (flat_x @ flat_x, flat_w @ flat_x, flat_w @ flat_w), strict=True):
         assert got == pytest.approx(float(expected), rel=1e-12)
-    assert products(w, x, with_w=False)[1] == 0
+    assert Sweep(w, x).products(with_w=False)[1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_half_tensors_do_not_overflow(dtype):
     x = [torch.full((300,), 200.0).to(dtype), torch.full((20_000,), 200.0).to(dtype)]
-    assert products(x, x)[0] == pytest.approx(20_300 * 200.0**2, rel=1e-3)
-    assert products(x, x)[0].dtype == torch.float32
+    assert Sweep(x, x).products()[0] == pytest.approx(20_300 * 200.0**2, rel=1e-3)
+    assert Sweep(x, x).products()[0].dtype == torch.float32
 
 
 def apply(path, w, z, x, decay, skip, monkeypatch):
     if path == "plain":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     eta, gamma = 0.3, 0.6
-    advance(
-        w,
+    Sweep(w, x).advance(
         z,
-        x,
         push=torch.tensor(eta * gamma),
         pull=torch.tensor(eta * gamma * decay) if decay else None,
         shrink=torch.tensor(1.0 if skip else 1 - eta * (1 - gamma) * decay) if decay else None,
@@ -105,7 +103,7 @@ def test_tensors_that_are_not_contiguous_take_the_plain_path(monkeypatch):
     apply("fused", [other], [other_z], [x], 0.05, False, monkeypatch)
     torch.testing.assert_close(w, other.contiguous(), atol=1e-12, rtol=0)
     torch.testing.assert_close(z, other_z.contiguous(), atol=1e-12, rtol=0)
-    for a, b in zip(products([w], [x]), products([other], [x]), strict=True):
+    for a, b in zip(Sweep([w], [x]).products(), Sweep([other], [x]).products(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -122,5 +120,5 @@ def test_other_precisions(dtype, monkeypatch):
 def test_it_runs_on_fake_tensors(monkeypatch):
     with FakeTensorMode():
         w, x = tensors(SHAPES), tensors(SHAPES)
-        assert all(p.shape == () for p in products(w, x))
+        assert all(p.shape == () for p in Sweep(w, x).products())
         apply("fused", w, [torch.zeros_like(t) for t in w], x, 0.05, False, monkeypatch)
