@@ -1,10 +1,10 @@
 """The networks of the paper's experiments, and small members of their families.
 
-| network | parameters | reference |
-|---|---|---|
-| `WideResNet(40, 4)` | 8.9 M | Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016 |
-| `DenseNet(40, 40)` | 1.9 M | Huang et al., Densely Connected Convolutional Networks, CVPR 2017 (bottleneck, compression 1/2) |
-| `SentencePairBiLSTM(300, 2048, 512)` | 47 M | Conneau et al., Supervised Learning of Universal Sentence Representations, EMNLP 2017 |
+WideResNet(40, 4), 8.9 M parameters: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016.
+DenseNet(40, 40), 1.9 M, with bottlenecks and compression 1/2: Huang et al., Densely Connected Convolutional Networks,
+CVPR 2017.
+SentencePairBiLSTM(300, 2048, 512), 47 M: Conneau et al., Supervised Learning of Universal Sentence Representations from
+Natural Language Inference Data, EMNLP 2017.
 """
 
 from __future__ import annotations
