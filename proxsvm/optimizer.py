@@ -8,11 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from proxsvm.linearization import leaves
+from proxsvm.distributed import AveragedProblem, Group, Ranks, is_sharded, local, local_grad, ranks_of, reached
+from proxsvm.gradients import measure
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
 from proxsvm.problem import DualPoint, Number, ProxProblem
+from proxsvm.record import Record
+from proxsvm.scaling import LossScale, Scalable
 from proxsvm.solvers.base import DualSolver
 
 
@@ -26,7 +28,7 @@ class StepReport(NamedTuple):
     steps: int
 
 
-class ProxOptimizer(Optimizer):
+class ProxOptimizer(Scalable):
     """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
 
     One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
@@ -45,6 +47,11 @@ class ProxOptimizer(Optimizer):
         nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
             they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and waits
             for the device at every step to know.
+        max_grad_norm: clip in the dual. A gradient g that is longer is scaled by c = max_grad_norm / ‖g‖ together with
+            its value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
+        process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
+            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
+            ``None`` says that this process trains on its own gradients.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -68,6 +75,8 @@ class ProxOptimizer(Optimizer):
         weight_decay: float = 0.0,
         *,
         nonfinite: Literal["skip", "raise"] = "skip",
+        max_grad_norm: float | None = None,
+        process_group: Group = "default",
     ) -> None:
         if not isinstance(loss, PiecewiseLinearLoss):
             raise TypeError(
@@ -79,35 +88,42 @@ class ProxOptimizer(Optimizer):
             raise TypeError(f"solver is {solver!r}; expected an instance of a proxsvm.solvers.DualSolver{hint}")
         if nonfinite not in ("skip", "raise"):
             raise ValueError(f"nonfinite is {nonfinite!r}; expected 'skip' or 'raise'")
+        if max_grad_norm is not None:
+            if not max_grad_norm > 0:
+                raise ValueError(f"max_grad_norm is {max_grad_norm}; expected a length above 0, or None")
+            if solver.needs_graph:
+                raise ValueError(
+                    f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} takes many "
+                    "directions: leave it out, and bound the step by lr"
+                )
+        if isinstance(process_group, str) and process_group != "default":
+            raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
+        self.max_grad_norm, self.process_group = max_grad_norm, process_group
         self.last: StepReport | None = None
         self.skipped = torch.zeros((), dtype=torch.long, device=self.param_groups[0]["params"][0].device)
         self._watch()
 
-    # The record: Σ weight × value of what was differentiated since zero_grad(), kept on the device.
-
     def _watch(self) -> None:
-        self._value: Tensor | None = None
-        handle = self.loss.register_forward_hook(_Watch(self))
-        weakref.finalize(self, handle.remove)
+        first = self.param_groups[0]["params"][0]
+        like = torch.empty((), dtype=_accumulator(first.dtype), device=first.device)
+        me = weakref.ref(self)  # the record must not keep its optimizer alive
+        self._record = Record(self.loss, like, stale=lambda: (o := me()) is not None and o._has_no_gradients())
+        self._replicas_checked = False
 
-    def _record(self, weighted_value: Tensor) -> None:
-        if not any(p.grad is not None for g in self.param_groups for p in g["params"]):
-            self._value = None  # the gradients were cleared by model.zero_grad(): what stood here went with them
-        self._value = weighted_value if self._value is None else self._value + weighted_value
+    # The step.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
         super().zero_grad(set_to_none)
-        self._value = None
-
-    # The step.
+        self._record.clear()
 
     def problem(self, value: Tensor) -> ProxProblem:
         """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
 
-        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``.
+        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
+        problem averaged over them, and every rank must make it.
         """
         origin: Origin | None = getattr(value, "origin", None)
         if origin is None:
@@ -116,9 +132,16 @@ class ProxOptimizer(Optimizer):
                 "criterion(model(x), y) itself, with reduction 'mean' or 'sum', not scaled, added to or detached, "
                 "with gradients enabled. (Loss weights belong into lr or sample_weight.)"
             )
-        reached = leaves(origin.scores)
-        groups = [{**g, "params": [p for p in g["params"] if id(p) in reached]} for g in self.param_groups]
-        return ProxProblem.from_origin(origin, groups)
+        params = [p for g in self.param_groups for p in g["params"]]
+        if any(is_sharded(p) for p in params):
+            raise RuntimeError(
+                "the parameters are sharded (DTensor), and their gradients come from backward() only: use SingleStepFW "
+                "with loss.backward() and a bare optimizer.step(). Several steps need whole parameters, as under DDP"
+            )
+        ranks = self._ranks()
+        seen = reached(origin.scores, params, ranks)
+        groups = self._groups(lambda p: id(p) in seen)
+        return ProxProblem.from_origin(origin, groups) if ranks is None else AveragedProblem.of(origin, groups, ranks)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -131,19 +154,29 @@ class ProxOptimizer(Optimizer):
                 differentiates. (One that calls ``backward()`` itself, as trainers write it, works for
                 ``SingleStepFW``.) Without it, the step uses the gradients and the value of the ``backward()`` calls
                 since ``zero_grad()``.
-            loss: the value of the gradients, where it was not computed by this optimizer's criterion.
+            loss: the value of the gradients, where it was not computed by this optimizer's criterion: this rank's
+                own, and not multiplied by a GradScaler's scale.
         """
-        if closure is not None:
-            if loss is not None:
-                raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
-            before = self._value
-            with torch.enable_grad():
-                value = closure()
-            if self._value is before:
-                problem = self.problem(value)
-                self._take(self.solver.solve(problem), problem, value.detach())
-                return value
-        return self._step_on_gradients(loss)
+        if closure is None:
+            return self._step_on_gradients(loss)
+        if loss is not None:
+            raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
+        mark = self._record.mark
+        with torch.enable_grad():
+            value = closure()
+        after = self._record.mark
+        if after[0] is not mark[0] or after[1] != mark[1]:  # it called backward()
+            return self._step_on_gradients(None)
+        problem = self.problem(value)
+        moved = {id(w) for w in problem.params}
+        mean, groups = value.detach(), self._groups(lambda p: id(p) in moved)
+        if isinstance(problem, AveragedProblem):
+            (mean,) = problem.ranks.mean([mean])
+        if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
+            first = problem.first()
+            problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
+        self._take(self.solver.solve(problem), problem, mean, groups)
+        return value
 
     def _step_on_gradients(self, loss: Number | None) -> Tensor | None:
         if self.solver.needs_graph:
@@ -151,11 +184,12 @@ class ProxOptimizer(Optimizer):
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups = [{**g, "params": [p for p in g["params"] if p.grad is not None]} for g in self.param_groups]
-        grads = [p.grad for g in groups for p in g["params"]]
-        if any(g.is_sparse for g in grads):
+        groups = self._groups(lambda p: p.grad is not None)
+        owners = [p for g in groups for p in g["params"]]
+        if any(p.grad.is_sparse for p in owners):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
-        value = self._value if loss is None else torch.as_tensor(loss).detach()
+        scale = LossScale.of(self)
+        value = self._record.value if loss is None else torch.as_tensor(loss).detach()
         if value is None:
             if any(g["lr"] != 0 for g in self.param_groups):
                 raise RuntimeError(
@@ -163,17 +197,33 @@ class ProxOptimizer(Optimizer):
                     "since zero_grad(). Call loss.backward() on a value of that criterion first, or pass the value: "
                     "optimizer.step(loss=value)"
                 )
-            value = torch.zeros(())  # lr = 0 everywhere: nothing can move, whatever the value
-        if not grads:
+            value = torch.zeros(())  # lr = 0 everywhere: the gradients move nothing, whatever the value
+        if not owners:
             return value
+        ranks, grads = self._ranks(), [local_grad(p) for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
-        problem = ProxProblem.from_gradients(grads, value, groups)
-        self._take(self.solver.solve(problem), problem, value)
+        if loss is None and scale.of_value is not None:
+            value = value / scale.of_value.to(value)
+        parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups]
+        problem, value = measure(
+            grads, value, parts, owners, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+        )
+        self._take(self.solver.solve(problem), problem, value, groups, scale.found_inf)
         return value
 
-    def _take(self, point: DualPoint, problem: ProxProblem, value: Tensor) -> None:
+    def _take(
+        self,
+        point: DualPoint,
+        problem: ProxProblem,
+        value: Tensor,
+        groups: list[dict[str, Any]],
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Move the parameters of ``groups``, whose local parts are the problem's, in order."""
         dual = problem.dual(point) if point.dual is None else point.dual
         finite = dual.isfinite() & value.isfinite()
+        if found_inf is not None:
+            finite = finite & (found_inf.to(dual.device) == 0)
         if self.nonfinite == "raise" and not finite:
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
@@ -181,17 +231,17 @@ class ProxOptimizer(Optimizer):
             )
         self.last = StepReport(point.gamma, value, dual, point.gap, point.steps)
         self.skipped += ~finite
-        momentum = {id(p): g["momentum"] for g in self.param_groups for p in g["params"]}
         one, zero = torch.ones_like(dual), torch.zeros_like(dual)
         gamma = torch.where(finite, point.gamma, zero)
+        owners = [p for g in groups for p in g["params"]]
+        momentum = [g["momentum"] for g in groups for _ in g["params"]]
         for group in problem.groups:
             eta = torch.where(finite, group.eta * one, zero)  # a skipped step is one with η = 0 and μ = 1, 0
             for i in group.at:
-                w = problem.params[i]
+                w, mu = problem.params[i], momentum[i]
                 delta = torch.where(finite, point.delta[i], 0.0)
-                mu = momentum[id(w)]
                 if mu:
-                    z = self._velocity(w)
+                    z = self._velocity(owners[i])
                     z.mul_(torch.where(finite, mu * one, one))
                     if group.decay:
                         z.addcmul_(w, eta * group.decay * gamma, value=-1)
@@ -206,8 +256,20 @@ class ProxOptimizer(Optimizer):
         state = self.state[w]
         if "z" not in state:
             state["z"] = torch.zeros_like(w, memory_format=torch.preserve_format)
-        velocity: Tensor = state["z"]
-        return velocity
+        return local(state["z"])
+
+    def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
+        return [{**g, "params": [p for p in g["params"] if wanted(p)]} for g in self.param_groups]
+
+    def _has_no_gradients(self) -> bool:
+        return all(p.grad is None for g in self.param_groups for p in g["params"])
+
+    def _ranks(self) -> Ranks | None:
+        ranks = ranks_of(self.process_group)
+        if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
+            ranks.check([p for g in self.param_groups for p in g["params"]])
+            self._replicas_checked = True
+        return ranks
 
     # Groups and copies.
 
@@ -229,41 +291,21 @@ class ProxOptimizer(Optimizer):
             tensor = p[1] if isinstance(p, tuple) else p
             if isinstance(tensor, Tensor) and not tensor.is_floating_point():
                 raise TypeError(f"a parameter has dtype {tensor.dtype}; proxsvm optimizes real floating-point tensors")
+            if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+                raise TypeError(
+                    f"a parameter has layout {tensor.layout}; proxsvm optimizes dense tensors: p.to_dense()"
+                )
         super().add_param_group(param_group)
+        self._replicas_checked = False
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("loss", "solver", "nonfinite", "last", "skipped")
+        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "last", "skipped")
         return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "loss" in state:  # a copy; load_state_dict() comes here too, without one
             self._watch()
-
-
-class _Watch:
-    """A forward hook on the criterion: when its value is differentiated, tell the optimizer value × weight.
-
-    The optimizer is held weakly, and a copy of the criterion watches for nobody.
-    """
-
-    def __init__(self, optimizer: ProxOptimizer | None = None) -> None:
-        self.optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
-
-    def __call__(self, criterion: PiecewiseLinearLoss, args: Any, value: Tensor) -> None:
-        if not value.requires_grad or self.optimizer() is None:
-            return
-        detached = value.detach()
-
-        def record(weight: Tensor) -> None:
-            optimizer = self.optimizer()
-            if optimizer is not None:
-                optimizer._record((weight.detach() * detached).sum())
-
-        value.register_hook(record)  # type: ignore[no-untyped-call]
-
-    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
-        return _Watch, ()
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

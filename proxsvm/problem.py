@@ -29,7 +29,11 @@ class Scaled(Sequence[Tensor]):
     """factor · tensors, multiplied only when read: a single step keeps no copy of the gradients."""
 
     def __init__(self, factor: Tensor, tensors: Sequence[Tensor]) -> None:
-        self.factor, self.tensors = factor, tensors
+        if isinstance(tensors, Scaled):  # one product, not two
+            self.factor: Tensor = factor * tensors.factor
+            self.tensors: Sequence[Tensor] = tensors.tensors
+        else:
+            self.factor, self.tensors = factor, tensors
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -143,7 +147,7 @@ class ProxProblem:
         cls, origin: Origin, params: Params, *, lr: Number | None = None, weight_decay: float = 0.0
     ) -> ProxProblem:
         """The problem of a loss value, from the ``origin`` that the value carries."""
-        flat, groups = _flatten(params, lr, weight_decay)
+        flat, groups = flatten(params, lr, weight_decay)
         return cls(flat, groups, origin, Linearization(origin.scores, flat))
 
     @classmethod
@@ -157,9 +161,13 @@ class ProxProblem:
         weight_decay: float = 0.0,
     ) -> ProxProblem:
         """What is left of the problem after ``backward()``: its first vertex, delta_s = grads and lam_s = value."""
-        flat, groups = _flatten(params, lr, weight_decay)
+        flat, groups = flatten(params, lr, weight_decay)
         one = torch.ones_like(value)
         return cls(flat, groups, first=DualPoint(grads, value, one, 1))
+
+    def expect(self, b: Tensor) -> Tensor:
+        """Σ_i p_i b_i, the mean of a number a sample. Every sum over samples is made here."""
+        return torch.dot(self.origin.coefficients, b)
 
     # Vertices: what a solver moves towards.
 
@@ -179,7 +187,7 @@ class ProxProblem:
         """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i)."""
         _, scores, _, p, _ = self.origin
         weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
-        lam = torch.dot(p, atom.b(_detach(scores)))
+        lam = self.expect(atom.b(_detach(scores)))
         return DualPoint(self.linearization.vjp(like(scores, weighted)), lam, torch.ones_like(lam), 1)
 
     def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:
@@ -192,10 +200,10 @@ class ProxProblem:
         v = self.linearised_scores(point)
         atom = loss.oracle(v, target)
         spent = point.lam - self._delta_dot_q(point)
-        gap = torch.dot(p, atom.b(v)) - spent
+        gap = self.expect(atom.b(v)) - spent
         if loss.smooth:
             soft = loss.direction(v, target)
-            promise = torch.dot(p, soft.b(v)) - spent
+            promise = self.expect(soft.b(v)) - spent
             atom = soft.where((promise >= gap / 2).expand(len(p)), atom)
         return self.vertex(atom), gap
 
@@ -242,9 +250,9 @@ class ProxProblem:
 
     def primal(self, point: DualPoint) -> Tensor:
         """P(d) at the point's displacement."""
-        loss, _, target, p, _ = self.origin
+        loss, _, target, *_ = self.origin
         v = self.linearised_scores(point)
-        value = torch.dot(p, loss.oracle(v, target).b(v))
+        value = self.expect(loss.oracle(v, target).b(v))
         q = [self._q(point, g, i) for g in self.groups for i in g.at]
         return value + self._inner(q, q) / 2 - self._inner_r(q)
 
@@ -255,9 +263,9 @@ class ProxProblem:
 
     def gap(self, point: DualPoint) -> Tensor:
         """P − D ≥ 0: a bound on how far the point is from the exact solution."""
-        loss, _, target, p, _ = self.origin
+        loss, _, target, *_ = self.origin
         v = self.linearised_scores(point)
-        return torch.dot(p, loss.oracle(v, target).b(v)) - point.lam + self._delta_dot_q(point)
+        return self.expect(loss.oracle(v, target).b(v)) - point.lam + self._delta_dot_q(point)
 
     def relative_gap(self, point: DualPoint) -> Tensor:
         """(P − D) / (P − D₀) in [0, 1], D₀ the dual of the start: 1 at the start, 0 at the solution."""
@@ -282,6 +290,10 @@ class ProxProblem:
     def _r_squared(self) -> Tensor:
         terms = (g.eta * g.decay**2 * _sum([_dot(w, w) for w in self._of(g)]) for g in self.groups if g.decay)
         return sum(terms, start=self._zero())
+
+    def products(self, delta: Sequence[Tensor]) -> list[Tensor]:
+        """⟨r, delta⟩_η, ‖delta‖²_η and ‖r‖²_η: all that a single step asks of its vectors."""
+        return [self._inner_r(delta), self._inner(delta, delta), self._r_squared()]
 
     def _delta_dot_q(self, point: DualPoint) -> Tensor:
         """⟨delta, r + delta⟩_η, which is −⟨delta, d⟩."""
@@ -343,7 +355,7 @@ def _detach(scores: Scores) -> Scores:
     return like(scores, tuple(u.detach() for u in parts(scores)))
 
 
-def _flatten(params: Params, lr: Number | None, weight_decay: float) -> tuple[list[Tensor], list[Group]]:
+def flatten(params: Params, lr: Number | None, weight_decay: float) -> tuple[list[Tensor], list[Group]]:
     """Parameters or group dicts as one list and the groups' places in it."""
     given = list(params)
     dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]

@@ -1,0 +1,87 @@
+"""The problem that is left after ``backward()``, where the gradients are not simply what they seem.
+
+They may still carry a loss scale (fp16), be spread over ranks, or be longer than a step should trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm.distributed import Ranks, by_copies, is_sharded
+from proxsvm.problem import DualPoint, Group, ProxProblem, Scaled, flatten
+
+
+class MeasuredProblem(ProxProblem):
+    """A problem of one direction, whose inner products are known numbers: ⟨r, delta⟩_η, ‖delta‖²_η and ‖r‖²_η."""
+
+    def __init__(self, params: list[Tensor], groups: list[Group], first: DualPoint, products: Sequence[Tensor]) -> None:
+        super().__init__(params, groups, first=first)
+        self._r_delta, self._delta_delta, self._r_r = products
+
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+        assert point.steps == 0, "after backward() there is one direction only, from the start"
+        assert toward is self._first
+        return toward.lam - point.lam - self._r_delta, self._delta_delta
+
+    def _r_squared(self) -> Tensor:
+        return self._r_r
+
+
+def measure(
+    grads: Sequence[Tensor],
+    value: Tensor,
+    groups: Sequence[dict[str, Any]],
+    owners: Sequence[Tensor],
+    *,
+    ranks: Ranks | None = None,
+    scale: Tensor | None = None,
+    max_norm: float | None = None,
+) -> tuple[ProxProblem, Tensor]:
+    """The problem of ``grads`` and ``value``, reduced over the ranks, unscaled and clipped; and the value, reduced.
+
+    With S the scale, R ranks and c = min(1, max_norm / ‖g‖), the first vertex is
+
+        delta_s = c g,    lam_s = (c/R) Σ_ranks value,    mass c,
+
+    a convex combination of the gradient's own vertex with the start, so a feasible dual point. There is one reduction,
+    of the value alone where every rank has all parameters: it is under way while the inner products are computed.
+
+    Args:
+        grads: this rank's part of the gradients, S · g, averaged over the ranks already.
+        value: this rank's value of them, without S.
+        groups: the groups of an optimizer, ``params`` being this rank's parts of those that have a gradient.
+        owners: the parameters that those are parts of, in order.
+        ranks: the ranks over which the gradients were averaged.
+        scale: S, the loss scale that the gradients still carry.
+        max_norm: the largest ‖g‖ that a step trusts.
+    """
+    if ranks is None and scale is None and max_norm is None:
+        return ProxProblem.from_gradients(grads, value, groups), value
+    sharded = ranks is not None and any(is_sharded(p) for p in owners)
+
+    def products(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
+        shares = by_copies(groups, owners, ranks.size) if ranks is not None and sharded else groups
+        return ProxProblem.from_gradients(grads, value, shares).products(grads)
+
+    wait = ranks.start_sum(value / ranks.size) if ranks is not None and not sharded else None
+    sums = products(groups)
+    if max_norm is not None:
+        sums.append(products([{**g, "lr": 1.0} for g in groups])[1])
+    if wait is not None:
+        value = wait()
+    elif ranks is not None:
+        value, *sums = ranks.start_sum(torch.stack([value / ranks.size, *sums]))().unbind()
+    factor = torch.ones_like(value) if scale is None else 1 / scale.to(value)
+    mass = torch.ones_like(value)
+    if max_norm is not None:
+        norm = sums.pop().sqrt() * factor
+        mass = torch.where(norm > max_norm, max_norm / norm, mass)
+        factor = factor * mass
+    r_delta, delta_delta, r_r = sums
+    first = DualPoint(Scaled(factor, grads), mass * value, mass, 1)
+    known = (factor * r_delta, factor**2 * delta_delta, r_r)
+    return MeasuredProblem(*flatten(groups, None, 0.0), first, known), value
