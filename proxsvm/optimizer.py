@@ -101,7 +101,7 @@ class ProxOptimizer(Scalable):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
         self.max_grad_norm, self.process_group = max_grad_norm, process_group
-        self.last: StepReport | None = None
+        self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self.skipped = torch.zeros((), dtype=torch.long, device=self.param_groups[0]["params"][0].device)
         self._watch()
 
@@ -113,6 +113,11 @@ class ProxOptimizer(Scalable):
         self._replicas_checked = False
 
     # The step.
+
+    @property
+    def last(self) -> StepReport | None:
+        """What the last step did; None before the first."""
+        return self._reports[0]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
@@ -175,6 +180,7 @@ class ProxOptimizer(Scalable):
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()
             problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
+        self._init_state(groups)
         self._take(self.solver.solve(problem), problem, mean, groups)
         return value
 
@@ -185,6 +191,7 @@ class ProxOptimizer(Scalable):
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
         groups = self._groups(lambda p: p.grad is not None)
+        self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
         if any(p.grad.is_sparse for p in owners):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
@@ -229,7 +236,7 @@ class ProxOptimizer(Scalable):
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' passes over such steps"
             )
-        self.last = StepReport(point.gamma, value, dual, point.gap, point.steps)
+        self._reports[0] = StepReport(point.gamma, value, dual, point.gap, point.steps)
         self.skipped += ~finite
         one, zero = torch.ones_like(dual), torch.zeros_like(dual)
         gamma = torch.where(finite, point.gamma, zero)
@@ -241,7 +248,7 @@ class ProxOptimizer(Scalable):
                 w, mu = problem.params[i], momentum[i]
                 delta = torch.where(finite, point.delta[i], 0.0)
                 if mu:
-                    z = self._velocity(owners[i])
+                    z = local(self.state[owners[i]]["z"])
                     z.mul_(torch.where(finite, mu * one, one))
                     if group.decay:
                         z.addcmul_(w, eta * group.decay * gamma, value=-1)
@@ -252,11 +259,12 @@ class ProxOptimizer(Scalable):
                 if mu:
                     w.addcmul_(z, torch.where(finite, mu * one, zero))
 
-    def _velocity(self, w: Tensor) -> Tensor:
-        state = self.state[w]
-        if "z" not in state:
-            state["z"] = torch.zeros_like(w, memory_format=torch.preserve_format)
-        return local(state["z"])
+    def _init_state(self, groups: list[dict[str, Any]]) -> None:
+        """Make the state that is missing."""
+        for g in groups:
+            for p in g["params"]:
+                if g["momentum"] and "z" not in self.state[p]:
+                    self.state[p]["z"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
         return [{**g, "params": [p for p in g["params"] if wanted(p)]} for g in self.param_groups]
@@ -299,7 +307,7 @@ class ProxOptimizer(Scalable):
         self._replicas_checked = False
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "last", "skipped")
+        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "_reports", "skipped")
         return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
