@@ -92,6 +92,11 @@ def is_sharded(p: Tensor) -> bool:
     return hasattr(p, "placements") and hasattr(p, "to_local")
 
 
+def is_split(p: Tensor) -> bool:
+    """Whether this process holds but a part of ``p``."""
+    return is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size())  # type: ignore[attr-defined, no-any-return]
+
+
 def local(p: Tensor) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
     if not is_sharded(p):

@@ -9,7 +9,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm.distributed import AveragedProblem, Group, Ranks, is_sharded, local, local_grad, ranks_of, reached
+from proxsvm.distributed import (
+    AveragedProblem,
+    Group,
+    Ranks,
+    is_sharded,
+    is_split,
+    local,
+    local_grad,
+    ranks_of,
+    reached,
+)
 from proxsvm.gradients import measure
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
 from proxsvm.problem import DualPoint, Number, ProxProblem
@@ -207,7 +217,13 @@ class ProxOptimizer(Scalable):
             value = torch.zeros(())  # lr = 0 everywhere: the gradients move nothing, whatever the value
         if not owners:
             return value
-        ranks, grads = self._ranks(), [local_grad(p) for p in owners]
+        ranks = self._ranks()
+        if ranks is None and any(is_split(p) for p in owners):
+            raise RuntimeError(
+                "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+                "over: leave process_group at 'default', or give it the ranks of the device mesh"
+            )
+        grads = [local_grad(p) for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
         if loss is None and scale.of_value is not None:
             value = value / scale.of_value.to(value)
