@@ -308,6 +308,12 @@ class ProxOptimizer(Scalable):
             raise ValueError(f"momentum is {mu}; expected μ in [0, 1)")
         if not 0 <= decay < float("inf"):
             raise ValueError(f"weight_decay is {decay}; expected 0 or more")
+        for option in ("differentiable", "maximize"):
+            if param_group.get(option):
+                raise ValueError(
+                    f"a group has {option}=True, which proxsvm does not support: a step minimises, in place and "
+                    "without a graph"
+                )
         given = param_group["params"]
         if not isinstance(given, Tensor):
             given = param_group["params"] = list(given)

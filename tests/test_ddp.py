@@ -19,7 +19,7 @@ from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
 from tests.parallel import run_on_ranks
 
-STEPS, BATCH = 50, 8
+STEPS, BATCH, SINGLE = 50, 8, SingleStepFW()
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
     """How the 50 steps are taken, and how a batch is cut: the rows of rank 0, the rest being rank 1's."""
 
     name: str
-    solver: DualSolver = SingleStepFW()
+    solver: DualSolver = SINGLE
     smooth: bool = False
     rows: int = BATCH // 2
     micro: int = 1
