@@ -315,7 +315,7 @@ class ProxOptimizer(Scalable):
                     "without a graph"
                 )
         given = param_group["params"]
-        if not isinstance(given, Tensor):
+        if not isinstance(given, Tensor | set):  # torch refuses a set, which has no order
             given = param_group["params"] = list(given)
         for p in [given] if isinstance(given, Tensor) else given:
             tensor = p[1] if isinstance(p, tuple) else p
@@ -327,6 +327,39 @@ class ProxOptimizer(Scalable):
                 )
         super().add_param_group(param_group)
         self._replicas_checked = False
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise ValueError(f"an optimizer's state_dict has 'state' and 'param_groups'; this has {list(state_dict)}")
+        saved, own = state_dict["param_groups"], self.param_groups
+        if len(saved) != len(own):
+            raise ValueError(f"the state_dict has {len(saved)} parameter groups, this optimizer {len(own)}")
+        places: dict[Any, Tensor] = {}
+        for k, (theirs, mine) in enumerate(zip(saved, own, strict=True)):
+            missing = {"params", "lr", "momentum", "weight_decay"} - set(theirs)
+            if missing:
+                raise ValueError(f"group {k} of the state_dict lacks {sorted(missing)}: is it of another optimizer?")
+            if len(theirs["params"]) != len(mine["params"]):
+                raise ValueError(
+                    f"group {k} of the state_dict has {len(theirs['params'])} parameters, this optimizer's has "
+                    f"{len(mine['params'])}: build the optimizer as it was when the state was saved"
+                )
+            places.update(zip(theirs["params"], mine["params"], strict=True))
+        for place, state in state_dict["state"].items():
+            z, p = state.get("z"), places.get(place)
+            if p is None:
+                raise ValueError(f"the state_dict has a state for parameter {place}, which is in none of its groups")
+            if z is not None and (z.shape != p.shape or z.dtype != p.dtype):
+                raise ValueError(
+                    f"the velocity of parameter {place} is {tuple(z.shape)}, {z.dtype}, the parameter "
+                    f"{tuple(p.shape)}, {p.dtype}: it was saved with another model or in another precision"
+                )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; it is checked before anything changes."""
+        self.check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "_reports", "skipped")
