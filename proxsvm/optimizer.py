@@ -160,7 +160,7 @@ class ProxOptimizer(Scalable):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], Tensor] | None = None, *, loss: Number | None = None
+        self, closure: Callable[[], Tensor | None] | None = None, *, loss: Number | None = None
     ) -> Tensor | None:
         """Take one step and return the loss value that it was taken for.
 
@@ -180,7 +180,7 @@ class ProxOptimizer(Scalable):
         with torch.enable_grad():
             value = closure()
         after = self._record.mark
-        if after[0] is not mark[0] or after[1] != mark[1]:  # it called backward()
+        if value is None or after[0] is not mark[0] or after[1] != mark[1]:  # it called backward(), or does nothing
             return self._step_on_gradients(None)
         problem = self.problem(value)
         moved = {id(w) for w in problem.params}

@@ -1,0 +1,36 @@
+"""Hugging Face Accelerate.
+
+pip install 'proxsvm[trainers]'
+python -m examples.with_accelerate
+"""
+
+from __future__ import annotations
+
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from examples.plain import BATCH, accuracy, dataset, network, prox
+from proxsvm.losses import MultiClassHinge
+
+
+def train(epochs: int = 3, accumulate: int = 1, bf16: bool = False) -> nn.Module:
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=accumulate, mixed_precision="bf16" if bf16 else "no"
+    )
+    criterion, model = MultiClassHinge(smooth=True), network()
+    optimizer = prox(criterion, model.parameters())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(dataset(), BATCH))
+    for _ in range(epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                with accelerator.autocast():
+                    loss = criterion(model(x), y)
+                accelerator.backward(loss)
+                optimizer.step()  # both do nothing until the last micro-batch of a step
+                optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+if __name__ == "__main__":
+    print(f"accelerate: accuracy {accuracy(train()):.3f}")

@@ -1,0 +1,91 @@
+"""PyTorch Lightning, with automatic and with manual optimization.
+
+pip install 'proxsvm[trainers]'
+python -m examples.with_lightning
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from examples.plain import BATCH, accuracy, dataset, network
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import DualSolver, SingleStepFW
+
+
+class Automatic(lightning.LightningModule):
+    """Lightning calls ``optimizer.step(closure)`` with a closure that runs ``backward()``: nothing special to do."""
+
+    def __init__(self, solver: DualSolver | None = None) -> None:
+        super().__init__()
+        self.model, self.criterion = network(), MultiClassHinge(smooth=True)
+        self.solver = solver or SingleStepFW()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return self.criterion(self.model(x), y)
+
+    def configure_optimizers(self) -> ProxOptimizer:
+        return ProxOptimizer(
+            self.criterion, self.solver, self.model.parameters(), lr=2.0, momentum=0.5, weight_decay=1e-3
+        )
+
+
+class Manual(Automatic):
+    """Manual optimization: the loop is yours, and so is the accumulation."""
+
+    def __init__(self, accumulate: int = 1) -> None:
+        super().__init__()
+        self.automatic_optimization, self.accumulate = False, accumulate
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        optimizer = self.optimizers()
+        if batch_idx % self.accumulate == 0:
+            optimizer.zero_grad()
+        self.manual_backward(self.criterion(self.model(x), y) / self.accumulate)
+        if batch_idx % self.accumulate == self.accumulate - 1:
+            optimizer.step()
+
+
+class ManualSeveralSteps(Automatic):
+    """A solver of several steps gets a closure that only evaluates the loss."""
+
+    def __init__(self, solver: DualSolver) -> None:
+        super().__init__(solver)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.optimizers().step(closure=lambda: self.criterion(self.model(x), y))
+
+
+def fit(module: lightning.LightningModule, epochs: int = 3, **options: Any) -> nn.Module:
+    """Train ``module`` on the CPU; no files are written."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(module, DataLoader(dataset(), BATCH))
+    return module.model
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"automatic:                accuracy {accuracy(fit(Automatic())):.3f}")
+    print(f"automatic, 2 accumulated: accuracy {accuracy(fit(Automatic(), accumulate_grad_batches=2)):.3f}")
+    print(f"automatic, bf16:          accuracy {accuracy(fit(Automatic(), precision='bf16-mixed')):.3f}")
+    print(f"manual:                   accuracy {accuracy(fit(Manual())):.3f}")
