@@ -190,7 +190,6 @@ class ProxOptimizer(Scalable):
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()
             problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
-        self._init_state(groups)
         self._take(self.solver.solve(problem), problem, mean, groups)
         return value
 
@@ -201,7 +200,6 @@ class ProxOptimizer(Scalable):
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
         groups = self._groups(lambda p: p.grad is not None)
-        self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
         if any(p.grad.is_sparse for p in owners):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
@@ -232,6 +230,7 @@ class ProxOptimizer(Scalable):
             grads, value, parts, owners, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
         )
         self._take(self.solver.solve(problem), problem, value, groups, scale.found_inf)
+        self._record.spend(owners[0])
         return value
 
     def _take(
@@ -244,10 +243,11 @@ class ProxOptimizer(Scalable):
     ) -> None:
         """Move the parameters of ``groups``, whose local parts are the problem's, in order."""
         dual = problem.dual(point) if point.dual is None else point.dual
-        finite = dual.isfinite() & value.isfinite()
-        if found_inf is not None:
-            finite = finite & (found_inf.to(dual.device) == 0)
-        if self.nonfinite == "raise" and not finite:
+        finite = sound = dual.isfinite() & value.isfinite()
+        if found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
+            overflow = found_inf.to(dual.device) > 0
+            finite, sound = finite & ~overflow, finite | overflow
+        if self.nonfinite == "raise" and not sound:
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' passes over such steps"
@@ -256,6 +256,7 @@ class ProxOptimizer(Scalable):
         self.skipped += ~finite
         one, zero = torch.ones_like(dual), torch.zeros_like(dual)
         gamma = torch.where(finite, point.gamma, zero)
+        self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
         momentum = [g["momentum"] for g in groups for _ in g["params"]]
         for group in problem.groups:

@@ -21,7 +21,7 @@ class Record:
         d(weight · value · one) / d one = weight · value,
 
     so ``one.grad`` is the record: summed over micro-batches as gradients are, whatever the user divides by, in eager
-    mode and inside a compiled graph, with no hook that runs Python in the backward pass' critical part.
+    mode and inside a compiled graph. It must go when the gradients go, whoever clears them and how: see :meth:`spend`.
 
     Args:
         criterion: the loss to watch. It holds the record weakly, and a copy of it watches for nobody.
@@ -38,6 +38,8 @@ class Record:
 
     def __init__(self, criterion: PiecewiseLinearLoss, like: Tensor, stale: Callable[[], bool]) -> None:
         self._stale = stale
+        self._spent: Tensor | None = None
+        self._same_gradients: Callable[[], bool] = lambda: False
         self._make_one(like)
         handle = criterion.register_forward_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
@@ -45,17 +47,27 @@ class Record:
     @property
     def value(self) -> Tensor | None:
         """The sum so far, or None where nothing was differentiated."""
-        return self.one.grad
+        fresh = self.one.grad
+        if torch.compiler.is_compiling() or self._spent is None or not self._same_gradients():
+            return fresh
+        return self._spent if fresh is None else self._spent + fresh
+
+    def spend(self, param: Tensor) -> None:
+        """A step has used the record. It counts on only for as long as ``param`` keeps the gradient it now has."""
+        if not torch.compiler.is_compiling():  # a compiled step is followed by fresh gradients
+            self._spent, gradient = self.value, weakref.ref(param.grad)
+            self._same_gradients = lambda: param.grad is not None and gradient() is param.grad
+        self.one.grad = None
 
     @property
     def mark(self) -> tuple[Tensor | None, int]:
         """What changes whenever something is recorded."""
-        value = self.value
-        return value, -1 if value is None else value._version
+        fresh = self.one.grad
+        return fresh, -1 if fresh is None else fresh._version
 
     def clear(self) -> None:
         """Forget what was differentiated."""
-        self.one.grad = None
+        self.one.grad = self._spent = None
 
     def through(self, value: Tensor) -> Tensor:
         """``value``, connected to the record."""

@@ -132,8 +132,9 @@ def test_loss_scaling_changes_nothing(way, accumulate, options):
 
 
 @pytest.mark.parametrize("way", ["step", "unscale"])
-def test_an_infinite_gradient_skips_the_step_and_lowers_the_scale(way):
-    weights, _, skipped, _ = train_scaled(way, poison=(3, 7))
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])  # an overflow of the loss scale is no fault
+def test_an_infinite_gradient_skips_the_step_and_lowers_the_scale(way, nonfinite):
+    weights, _, skipped, _ = train_scaled(way, poison=(3, 7), nonfinite=nonfinite)
     plain, _, also_skipped, _ = train_scaled("plain", poison=(3, 7))
     assert skipped == also_skipped == 2
     torch.testing.assert_close(weights, plain, atol=1e-5, rtol=0)
