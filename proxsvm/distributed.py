@@ -20,12 +20,12 @@ from torch import Tensor
 
 from proxsvm.linearization import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
-from proxsvm.problem import Params, ProxProblem, flatten
+from proxsvm.problem import DualPoint, Params, ProxProblem, flatten
 
-Group: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
+GroupLike: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
 
 
-def ranks_of(group: Group) -> Ranks | None:
+def ranks_of(group: GroupLike) -> Ranks | None:
     """The ranks of ``group``, or None where there is but one: then nothing of this file runs."""
     if group is None or not (dist.is_available() and dist.is_initialized()):
         return None
@@ -62,6 +62,12 @@ class Ranks:
             pieces = torch.split(flat, [tensors[i].numel() for i in chosen])
             means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
         return [means[i] for i in range(len(tensors))]
+
+    def agree(self, numbers: Tensor) -> bool:
+        """Whether every rank has the same numbers, or some rank has one that is not finite."""
+        both = torch.stack([numbers, -numbers])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        return bool((both[0] == -both[1]).all() | ~both.isfinite().all())
 
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
         """Which flags are set on any rank."""
@@ -147,11 +153,11 @@ class AveragedLinearization(Linearization):
         super().__init__(scores, params)
         self._ranks = ranks
 
-    def vjp(self, s: Scores) -> list[Tensor]:
+    def vjp(self, s: Scores, *options: Any, **named: Any) -> list[Tensor]:
         """(1/R) Σ_ranks Jᵀ s: every rank must call it."""
-        return self._ranks.mean(super().vjp(s))
+        return self._ranks.mean(super().vjp(s, *options, **named))
 
-    def jacobian(self) -> Tensor:
+    def jacobian(self, *options: Any, **named: Any) -> Tensor:
         """Not known here: the samples are spread over the ranks."""
         raise RuntimeError(
             f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian (ExactQP and "
@@ -175,6 +181,14 @@ class AveragedProblem(ProxProblem):
     def expect(self, b: Tensor) -> Tensor:
         """(1/R) Σ_ranks Σ_i p_i b_i."""
         return self.ranks.mean([super().expect(b)])[0]
+
+    def check(self, point: DualPoint, solver: object) -> None:
+        """Raise where a solver has looked past the averages, so that the replicas would drift apart. It waits."""
+        if not self.ranks.agree(torch.stack([point.lam, point.gamma])):
+            raise RuntimeError(
+                f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
+                "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
+            )
 
 
 def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> set[int]:

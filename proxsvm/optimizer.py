@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxsvm.distributed import (
     AveragedProblem,
-    Group,
+    GroupLike,
     Ranks,
     is_sharded,
     is_split,
@@ -86,7 +86,7 @@ class ProxOptimizer(Scalable):
         *,
         nonfinite: Literal["skip", "raise"] = "skip",
         max_grad_norm: float | None = None,
-        process_group: Group = "default",
+        process_group: GroupLike = "default",
     ) -> None:
         if not isinstance(loss, PiecewiseLinearLoss):
             raise TypeError(
@@ -190,7 +190,10 @@ class ProxOptimizer(Scalable):
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()
             problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
-        self._take(self.solver.solve(problem), problem, mean, groups)
+        point = self.solver.solve(problem)
+        if isinstance(problem, AveragedProblem) and self.solver.needs_graph:
+            problem.check(point, self.solver)
+        self._take(point, problem, mean, groups)
         return value
 
     def _step_on_gradients(self, loss: Number | None) -> Tensor | None:

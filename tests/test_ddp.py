@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer
+from proxsvm import DualPoint, ProxOptimizer, ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
@@ -119,6 +120,15 @@ def work(rank: int) -> dict[str, Any]:
     return results
 
 
+class Careless(DualSolver):
+    """Takes the mean over its own samples for that of all."""
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        point = problem.move(problem.start(), problem.first())
+        own = torch.dot(problem.origin.coefficients, problem.origin.scores.detach().sum(1))
+        return dataclasses.replace(point, lam=point.lam + own)
+
+
 def message(error: type[Exception], act: Any) -> str:
     try:
         act()
@@ -165,6 +175,10 @@ def faults(rank: int) -> dict[str, Any]:
     one_step(optimizer, criterion, model, x * float("nan") if rank == 1 else x)
     found["nan"] = (torch.equal(before, parameters_to_vector(model.parameters())), int(optimizer.skipped))
 
+    criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
+    optimizer = ProxOptimizer(criterion, Careless(), model.parameters(), lr=0.5)
+    found["careless"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
+
     halves = [dist.new_group([r]) for r in range(2)]  # a group of one: nothing to reduce
     torch.manual_seed(rank)
     model = mlp()
@@ -200,6 +214,7 @@ def test_what_cannot_be_right_is_refused_on_every_rank(ranks, rank):
     assert "ZeroRedundancyOptimizer" in found["zero"]
     assert "process_group=None" in found["different"]
     assert "no rank has the whole Jacobian" in found["exact"]
+    assert "different dual points on different ranks" in found["careless"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
