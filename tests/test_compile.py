@@ -28,7 +28,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def train(way, *, loss=MultiClassHinge, **options):
+def train(way, *, smooth=False, **options):
     """Six steps of training with ``way`` compiled; the weights, what was compiled, and the last γ."""
     torch.manual_seed(0)
     compiled = []
@@ -40,7 +40,9 @@ def train(way, *, loss=MultiClassHinge, **options):
 
     model = mlp()
     options = {"momentum": 0.5, "weight_decay": 1e-2, **options}
-    optimizer = ProxOptimizer(loss(), SingleStepFW(), model.parameters(), lr=torch.tensor(5.0), **options)
+    optimizer = ProxOptimizer(
+        MultiClassHinge(smooth=smooth), SingleStepFW(), model.parameters(), lr=torch.tensor(5.0), **options
+    )
     forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
     step = optimizer.step
 
@@ -81,7 +83,7 @@ def train(way, *, loss=MultiClassHinge, **options):
         ("step", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("step of a scheduler", {}),
         ("loss", {}),
-        ("loss", {"loss": lambda: MultiClassHinge(smooth=True)}),
+        ("loss", {"smooth": True}),
         ("whole", {}),
     ],
     ids=str,
