@@ -20,6 +20,7 @@ from torch import Tensor
 
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
+from proxsvm.update import Sweep
 
 Number: TypeAlias = "float | Tensor"
 Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
@@ -95,6 +96,7 @@ class ProxProblem:
     ) -> None:
         self.params, self.groups = params, groups
         self._origin, self._linearization, self._first = origin, linearization, first
+        self._swept: tuple[Sequence[Tensor], list[tuple[Group, list[int], Sweep]]] | None = None
 
     @property
     def origin(self) -> Origin:
@@ -292,8 +294,31 @@ class ProxProblem:
         return sum(terms, start=self._zero())
 
     def products(self, delta: Sequence[Tensor]) -> list[Tensor]:
-        """⟨r, delta⟩_η, ‖delta‖²_η and ‖r‖²_η: all that a single step asks of its vectors."""
-        return [self._inner_r(delta), self._inner(delta, delta), self._r_squared()]
+        """⟨r, delta⟩_η, ‖delta‖²_η and ‖r‖²_η: all that a single step asks of its vectors, in one sweep over them."""
+        zero = self._zero()
+        r_delta, delta_delta, r_r = zero, zero, zero
+        for group, _, sweep in self.sweeps(delta):
+            xx, wx, ww = (x.to(zero) for x in sweep.products(with_w=group.decay != 0))
+            delta_delta = delta_delta + group.eta * xx
+            if group.decay:
+                r_delta = r_delta + group.eta * group.decay * wx
+                r_r = r_r + group.eta * group.decay**2 * ww
+        return [r_delta, delta_delta, r_r]
+
+    def sweeps(self, x: Sequence[Tensor]) -> list[tuple[Group, list[int], Sweep]]:
+        """The parameters and ``x`` side by side, a sweep for each group, device and dtype, and where they stand.
+
+        The sweeps of the last ``x`` are kept: the step that follows the inner products walks the same vectors.
+        """
+        if self._swept is None or self._swept[0] is not x:
+            made = []
+            for group in self.groups:
+                kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+                for i in group.at:
+                    kinds.setdefault((self.params[i].device, self.params[i].dtype), []).append(i)
+                made += [(group, at, Sweep([self.params[i] for i in at], [x[i] for i in at])) for at in kinds.values()]
+            self._swept = x, made
+        return self._swept[1]
 
     def _delta_dot_q(self, point: DualPoint) -> Tensor:
         """⟨delta, r + delta⟩_η, which is −⟨delta, d⟩."""

@@ -27,6 +27,9 @@ class Block(NamedTuple):
 
 def layout(tensors: Sequence[Tensor]) -> Iterator[Block]:
     """Cut a list of tensors into blocks."""
+    if torch.compiler.is_compiling():  # the compiler fuses by itself
+        yield from (Block([i]) for i in range(len(tensors)))
+        return
     bucket: list[int] = []
     held = 0
     for i, t in enumerate(tensors):
@@ -48,6 +51,8 @@ def read(tensors: Sequence[Tensor], block: Block) -> Tensor:
     """A block's elements as one flat tensor, for reading only: a view of a slice or of one tensor, else a copy."""
     if block.stop:
         return tensors[block.at[0]].reshape(-1)[block.start : block.stop]
+    if len(block.at) == 1:
+        return tensors[block.at[0]].reshape(-1)
     flat: Tensor = torch._C._nn.flatten_dense_tensors([tensors[i] for i in block.at])
     return flat
 
@@ -131,6 +136,7 @@ class Sweep:
             steps = [t] if block.stop else list(torch._C._nn.unflatten_dense_tensors(t, moving))
             velocities = None if z is None else [read(z, block)] if block.stop else [z[i] for i in block.at]
             _fused(moving, steps, velocities, mu, skip)
+        torch.autograd.graph.increment_version([*w, *(z or [])])  # the fused kernel does not tell autograd
 
 
 def _fusable(tensors: Sequence[Tensor]) -> bool:
