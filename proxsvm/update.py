@@ -78,18 +78,17 @@ class Sweep:
             self._gathered = read(self.w, block), read(self.x, block)
         return self._gathered
 
-    @torch.no_grad()
     def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩, accumulated in float32 or better; only the first ``with_w=False``."""
         sums: list[tuple[Tensor, ...]] = []
-        for block in self.blocks:
-            a, b = (_wide(t) for t in self._read(block))
-            sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
+        with torch.no_grad():
+            for block in self.blocks:
+                a, b = (_wide(t) for t in self._read(block))
+                sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
         totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
         zero = torch.zeros_like(totals[0])
         return (totals[0], totals[1], totals[2]) if with_w else (totals[0], zero, zero)
 
-    @torch.no_grad()
     def advance(
         self,
         z: Sequence[Tensor] | None,
@@ -106,7 +105,8 @@ class Sweep:
 
             z ← μ z − η (gamma · r + delta),      w ← w − η (r + delta) + μ z.
 
-        w and z change in place; x stays as it is, and may have entries that are not finite where the step is skipped.
+        To be called under ``no_grad``. w and z change in place; x stays as it is, and may have entries that are not
+        finite where the step is skipped.
 
         Args:
             z: the velocities, or None without momentum.
