@@ -256,6 +256,8 @@ class ProxOptimizer(Scalable):
                 "was changed; nonfinite='skip' passes over such steps"
             )
         self._reports[0] = StepReport(point.gamma, value, dual, point.gap, point.steps)
+        if self.skipped.device != finite.device:  # the model has moved
+            self.skipped = self.skipped.to(finite.device)
         self.skipped += ~finite
         self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
