@@ -251,6 +251,7 @@ class ProxOptimizer(Scalable):
             overflow = found_inf.to(dual.device) > 0
             finite, sound = finite & ~overflow, finite | overflow
         if self.nonfinite == "raise" and not sound:
+            self.forget_scale()
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' passes over such steps"
