@@ -72,7 +72,7 @@ def main() -> None:
             color=color,
         )
     right.axvline(best, color=GREY, lw=1, ls="--")
-    right.annotate("$w_*$", (best, 4.7), textcoords="offset points", xytext=(5, 0), color=GREY)
+    right.annotate("$w_*$", (best, 4.7), textcoords="offset points", xytext=(5, 0), color=GREY, fontsize=14)
     save(figure, "figure-1.svg")
 
 
