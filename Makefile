@@ -24,7 +24,7 @@ test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
 
 docs: setup  ## build the site into out/site; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

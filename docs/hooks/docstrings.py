@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 DOCTEST = re.compile(r"(?m)(^>>> .*(?:\n.+)*)")
-ROLE = re.compile(r":(?:class|meth|func):`(~?)([\w.]+)`")
+ROLE = re.compile(r":(?:class|meth|func|attr):`~?([\w.]+)`")
 
 
 class Docstrings(griffe.Extension):
@@ -22,6 +22,9 @@ class Docstrings(griffe.Extension):
 
 
 def _link(match: re.Match[str]) -> str:
-    path = match[2]
+    """A link where the API pages show the target, its name where they do not."""
+    path = match[1]
     name = path.rsplit(".", 1)[-1]
-    return f"[`{name}`][{path}]" if path.startswith("proxsvm.") else f"`{name}`"
+    if not path.startswith("proxsvm."):
+        return f"`{name}`"
+    return f'<autoref identifier="{path}" optional><code>{name}</code></autoref>'
