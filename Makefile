@@ -33,7 +33,7 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
 
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
-	$(BIN)/jupyter execute --inplace docs/notebooks/*.ipynb
+	$(BIN)/python docs/notebooks/execute.py
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .
