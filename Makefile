@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,experiments,trainers,dev
+EXTRAS := qp,experiments,trainers,docs,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format clean docs docs-serve pictures notebooks
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,18 @@ demo: setup  ## train on digits beside SGD and Adam, verify live steps, write ou
 
 test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
+
+docs: setup  ## build the site into out/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+pictures: setup  ## draw the pictures of the docs again (real training: minutes)
+	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
+
+notebooks: setup  ## run the notebooks of the docs again and keep what they print
+	$(BIN)/python docs/notebooks/execute.py
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .
