@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,experiments,dev
+EXTRAS := qp,experiments,estimators,fast,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo bench test lint format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ demo: setup  ## train on digits beside SGD and Adam, verify live steps, write ou
 
 test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
+
+bench: setup  ## every benchmark of the solvers into out/bench (about an hour; quick: make bench BENCH=--quick)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(BENCH)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .
