@@ -35,8 +35,14 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
 	$(BIN)/python docs/notebooks/execute.py
 
-bench: setup  ## every benchmark of the solvers into out/bench (about an hour; quick: make bench BENCH=--quick)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(BENCH)
+bench: setup  ## every benchmark into out/bench (about an hour); some: make bench BENCH="step criterion"
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks $(BENCH)
+
+bench-quick: setup  ## a small variant of what a step costs, under two minutes
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion training_step against_exact_qp --quick
+
+bench-compare: setup  ## two folders of results: make bench-compare A=before B=after
+	$(BIN)/python -m benchmarks.compare $(A) $(B)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .

@@ -1,1 +1,1 @@
-"""Benchmarks of the solvers, one file each: ``python -m benchmarks`` or ``make bench``."""
+"""Benchmarks, one file each: ``python -m benchmarks`` or ``make bench``."""

@@ -10,7 +10,18 @@ import torch
 
 from benchmarks.common import Options
 
-NAMES = ("against_exact_qp", "against_liblinear", "growth", "passes", "gap_curves", "step_cost", "usable_eta")
+NAMES = (
+    "step",
+    "criterion",
+    "training_step",
+    "against_exact_qp",
+    "against_liblinear",
+    "growth",
+    "passes",
+    "gap_curves",
+    "step_cost",
+    "usable_eta",
+)
 
 
 def main() -> None:
@@ -19,12 +30,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where tables and pictures go")
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=None, help="timings of each, interleaved; the median counts")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     repeats = args.repeats or (1 if args.quick else 3)
     options = Options(args.quick, args.out, args.fashion, repeats)
     for name in args.names or NAMES:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,19 +34,28 @@ class Options:
 
 def interleaved(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Median seconds of each run, all taken in turn so that a noisy machine disturbs them alike."""
+    return {name: median for name, (_, median, _) in spread(runs, repeats).items()}
+
+
+def spread(
+    runs: Mapping[str, Callable[[], Any]], repeats: int, inner: int = 1, warm_up: int = 0
+) -> dict[str, tuple[float, float, float]]:
+    """Quartiles of the seconds of each run (the mean of ``inner`` calls), all taken in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    for round in range(warm_up + repeats):
         for name, run in runs.items():
             began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+            for _ in range(inner):
+                run()
+            if round >= warm_up:
+                seconds[name].append((time.perf_counter() - began) / inner)
+    return {name: tuple(np.quantile(values, [0.25, 0.5, 0.75]).tolist()) for name, values in seconds.items()}
 
 
 def machine() -> str:
     """What the numbers were measured on."""
-    threads = torch.get_num_threads()
-    return f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {threads} thread"
+    chip = platform.processor() or platform.machine()
+    return f"{chip}, {os.cpu_count()} cores, torch {torch.__version__}, threads: {torch.get_num_threads()}"
 
 
 def write(options: Options, name: str, rows: list[dict[str, Any]], note: str = "") -> None:
