@@ -93,9 +93,12 @@ class Ranks:
 # Shards. A DTensor is known by what it has, so that its package is imported by those who use it.
 
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})  # asked of every parameter at every step, so answered first
+
+
 def is_sharded(p: Tensor) -> bool:
     """Whether ``p`` is a DTensor."""
-    return hasattr(p, "placements") and hasattr(p, "to_local")
+    return type(p) not in _PLAIN and hasattr(p, "placements") and hasattr(p, "to_local")
 
 
 def is_split(p: Tensor) -> bool:

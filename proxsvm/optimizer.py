@@ -219,16 +219,17 @@ class ProxOptimizer(Scalable):
         if not owners:
             return value
         ranks = self._ranks()
-        if ranks is None and any(is_split(p) for p in owners):
+        sharded = any(is_sharded(p) for p in owners)
+        if sharded and ranks is None and any(is_split(p) for p in owners):
             raise RuntimeError(
                 "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
                 "over: leave process_group at 'default', or give it the ranks of the device mesh"
             )
-        grads = [local_grad(p) for p in owners]
+        grads = [local_grad(p) if sharded else p.grad for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
         if loss is None and scale.of_value is not None:
             value = value / scale.of_value.to(value)
-        parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups]
+        parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups] if sharded else groups
         problem, value = measure(
             grads, value, parts, owners, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
         )
