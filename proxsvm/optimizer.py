@@ -186,6 +186,11 @@ class ProxOptimizer(Scalable):
         moved = {id(w) for w in problem.params}
         mean, groups = value.detach(), self._groups(lambda p: id(p) in moved)
         if isinstance(problem, AveragedProblem):
+            if not self.solver.on_ranks:
+                raise RuntimeError(
+                    f"{type(self.solver).__name__} is not written for several ranks (its on_ranks is False): use "
+                    "SingleStepFW or MultiStepFW, or process_group=None where each rank trains by itself"
+                )
             (mean,) = problem.ranks.mean([mean])
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()

@@ -80,8 +80,7 @@ def train(way, *, smooth=False, **options):
     ("way", "options"),
     [
         ("step", {}),
-        ("step", {"momentum": 0.0, "max_grad_norm": 0.3}),
-        ("step of a scheduler", {}),
+        ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),
         ("whole", {}),

@@ -123,6 +123,8 @@ def work(rank: int) -> dict[str, Any]:
 class Careless(DualSolver):
     """Takes the mean over its own samples for that of all."""
 
+    on_ranks = True
+
     def solve(self, problem: ProxProblem) -> DualPoint:
         point = problem.move(problem.start(), problem.first())
         own = torch.dot(problem.origin.coefficients, problem.origin.scores.detach().sum(1))
@@ -167,7 +169,8 @@ def faults(rank: int) -> dict[str, Any]:
 
     criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
     optimizer = ProxOptimizer(criterion, ExactQP(), model.parameters())
-    found["exact"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
+    found["exact step"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
+    found["exact"] = message(RuntimeError, lambda: ExactQP().solve(optimizer.problem(criterion(model(x), y))))
 
     criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
     optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.5)
@@ -213,6 +216,7 @@ def test_what_cannot_be_right_is_refused_on_every_rank(ranks, rank):
     found = ranks[rank]["faults"]
     assert "ZeroRedundancyOptimizer" in found["zero"]
     assert "process_group=None" in found["different"]
+    assert "ExactQP is not written for several ranks" in found["exact step"]
     assert "no rank has the whole Jacobian" in found["exact"]
     assert "different dual points on different ranks" in found["careless"]
 

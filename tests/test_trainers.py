@@ -85,15 +85,19 @@ def test_the_plain_loop_learns():
     assert plain.accuracy(plain.train()) > 0.9
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
-@pytest.mark.parametrize(
-    ("start", "options"), [([], []), (TORCHRUN, []), (TORCHRUN, ["--shard"])], ids=["python", "ddp", "fsdp2"]
-)
-def test_torchrun(start, options, tmp_path):
-    """One script, unchanged: one process, two of DDP and two of FSDP2 end with the weights of the plain loop."""
-    command = [sys.executable, *start, "-m", "examples.with_torchrun", *options, "--save", str(tmp_path / "weights.pt")]
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
+def test_torchrun(options, tmp_path):
+    """Two processes, of DDP or of FSDP2, end with the weights of the plain loop."""
+    engine = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        *engine,
+        "-m",
+        "examples.with_torchrun",
+        *options,
+        "--save",
+        str(tmp_path / "weights.pt"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -102,6 +106,17 @@ def test_torchrun(start, options, tmp_path):
         os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
         raise
     assert run.returncode == 0, errors
+    model = plain.network()
+    model.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert_same_weights(model, {})
+
+
+def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, capsys):
+    from examples import with_torchrun
+
+    monkeypatch.setattr(sys, "argv", ["with_torchrun", "--save", str(tmp_path / "weights.pt")])
+    with_torchrun.main()
+    assert "1 process(es)" in capsys.readouterr().out
     model = plain.network()
     model.load_state_dict(torch.load(tmp_path / "weights.pt"))
     assert_same_weights(model, {})

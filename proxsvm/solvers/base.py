@@ -32,10 +32,13 @@ class DualSolver(ABC):
     """Base of all solvers. A subclass writes :meth:`solve`.
 
     ``needs_graph`` says whether :meth:`solve` asks for more than the problem's first vertex: then the optimizer must
-    be stepped with a closure. A solver holds options and no state of the training.
+    be stepped with a closure. ``on_ranks`` says that it uses the samples only through the problem's ``expect()`` and
+    ``linearization.vjp()``, which are averages where several ranks train together; without it the optimizer refuses
+    to run it there. A solver holds options and no state of the training.
     """
 
     needs_graph: bool = True
+    on_ranks: bool = False
 
     @abstractmethod
     def solve(self, problem: ProxProblem) -> DualPoint:

@@ -27,6 +27,7 @@ class SingleStepFW(DualSolver):
     """
 
     needs_graph = False
+    on_ranks = True
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """The best point between the start and the first vertex."""
