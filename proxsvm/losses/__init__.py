@@ -1,6 +1,7 @@
 """Losses: each is one oracle over a polytope."""
 
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Polytope
+from proxsvm.losses.chain_hinge import ChainHinge
 from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
 from proxsvm.losses.quantile_regression import QuantileRegression
@@ -10,6 +11,7 @@ from proxsvm.losses.weston_watkins_hinge import WestonWatkinsHinge
 
 __all__ = [
     "Atom",
+    "ChainHinge",
     "L1Regression",
     "MultiClassHinge",
     "PiecewiseLinearLoss",
