@@ -7,6 +7,7 @@ from proxsvm.losses.multi_class_hinge import MultiClassHinge
 from proxsvm.losses.quantile_regression import QuantileRegression
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.losses.top_k_hinge import TopKHinge
+from proxsvm.losses.tree_hinge import TreeHinge
 from proxsvm.losses.weston_watkins_hinge import WestonWatkinsHinge
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "QuantileRegression",
     "StructuredHinge",
     "TopKHinge",
+    "TreeHinge",
     "WestonWatkinsHinge",
 ]
