@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,7 +248,7 @@ def main() -> None:
                 "decay": given.decay,
                 "seed": given.seed,
             }
-            runs.once(lambda m=method, e=epochs: run(m, train, test, e, given.decay, given.tol), **config)
+            runs.once(partial(run, method, train, test, epochs, given.decay, given.tol), **config)
     print(table(runs.done))
     draw(runs.done, given.picture)
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm.losses import ChainHinge
 
@@ -66,7 +65,7 @@ class ChainSVM:
 
     def mean_features(self, block: Tensor, labelling: Tensor, alpha: Tensor) -> Tensor:
         """Σ_a alpha_a Jᵀφ(ȳ_a) of labellings ``[m, M, T]``, as ``[m, P]``."""
-        K, (m, M, T) = self.W.shape[1], labelling.shape
+        K, (m, _, T) = self.W.shape[1], labelling.shape
         weight = alpha[..., None] * self.real[block][:, None]
         at = torch.arange(T) * K + labelling
         node = torch.zeros(m, T * K, dtype=torch.double).scatter_add_(1, at.flatten(1), weight.flatten(1))

@@ -47,9 +47,8 @@ class ChainHinge(ForestHinge):
             raise ValueError(
                 f"{name} got {len(given)} scores; expected (unary, pairwise) or (unary, pairwise, start, end)"
             )
-        present, _ = super().prepare(tuple(u for u in given if u is not None), None)
-        kept = iter(present)
-        unary, pairwise, start, end = [u if u is None else next(kept) for u in (*given, None, None)[:4]]
+        (unary, pairwise), _ = super().prepare(given[:2], None)
+        start, end = (*given[2:], None, None)[:2]
         B, T, K = unary.shape
         if pairwise.shape not in ((K, K), (B, T - 1, K, K)):
             raise ValueError(

@@ -152,12 +152,12 @@ def _masked(scores: tuple[Tensor, Tensor], target: Forest) -> tuple[Tensor, Tens
     return scores[0] * target.nodes[..., None], scores[1] * target.edges[..., None, None]
 
 
-def real_nodes(name: str, lengths: Any, labels: Tensor) -> Tensor:
+def real_nodes(name: str, given: Any, labels: Tensor) -> Tensor:
     """The mask of the nodes that are not padding, ``[B, V]``, from lengths ``[B]`` or a mask, or all of them."""
     B, V = labels.shape
-    if lengths is None:
+    if given is None:
         return torch.ones(B, V, dtype=torch.bool, device=labels.device)
-    lengths = torch.as_tensor(lengths, device=labels.device)
+    lengths: Tensor = torch.as_tensor(given, device=labels.device)
     if lengths.dtype == torch.bool:
         if lengths.shape != (B, V):
             raise ValueError(

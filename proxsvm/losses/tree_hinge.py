@@ -17,8 +17,8 @@ class TreeHinge(ForestHinge):
 
         score(y) = Σ_v unary[v, y_v] + Σ_v pairwise[v, y_parent(v), y_v]
 
-    Scores: ``(unary, pairwise)`` with unary ``[B, V, K]`` and pairwise ``[K, K]`` or ``[B, V, K, K]``, indexed (parent's
-    label, child's label): entry v is the edge from v's parent to v, and a root's entry is not used.
+    Scores: ``(unary, pairwise)`` with unary ``[B, V, K]`` and pairwise ``[K, K]`` or ``[B, V, K, K]``, indexed
+    (parent's label, child's label): entry v is the edge from v's parent to v, and a root's entry is not used.
     Target: ``(labels, parents)`` or, for trees of unequal size, ``(labels, parents, sizes)``, with labels ``[B, V]``,
     parents ``[B, V]`` (−1 at a root; several roots make a forest) and sizes ``[B]``, or a mask. Nodes may stand in any
     order.
@@ -78,7 +78,7 @@ class TreeHinge(ForestHinge):
         return parents, torch.where(nodes, depth, V + 1).argsort(dim=1, stable=True)
 
     def decode(self, scores: Any, target: Any = None, *, parents: Any = None, sizes: Any = None) -> Tensor:
-        """The best labels ``[B, V]``, 0 on padding: a prediction for ``parents``, or with a target the augmented one."""
+        """The best labels ``[B, V]``, 0 on padding: a prediction for ``parents``, or augmented with a target."""
         unary = check_scores(type(self).__name__, scores)[0]
         if target is None:
             if parents is None:
