@@ -108,7 +108,7 @@ def solve(train: Words, test: Words, decay: float, tol: float, max_passes: int) 
     """One structural SVM, solved to a certified relative gap."""
     svm = ChainSVM(train.x, train.labels, train.lengths, K, decay)
     trace = []
-    bar = tqdm(svm.solve(tol=tol, max_passes=max_passes, block=128, inner=10), total=max_passes, unit="pass")
+    bar = tqdm(svm.solve(tol=tol, max_passes=max_passes, block=32, inner=6), total=max_passes, unit="pass")
     for now in bar:
         bar.set_postfix(primal=f"{now.primal:.4f}", gap=f"{now.relative_gap:.1e}")
         trace.append({"seconds": now.seconds, "primal": now.primal, "dual": now.dual, "gap": now.relative_gap})

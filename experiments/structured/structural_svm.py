@@ -125,7 +125,7 @@ class ChainSVM:
         return risk + norm, lam - norm
 
     def solve(
-        self, *, tol: float, max_passes: int, block: int = 64, inner: int = 8, seed: int = 0
+        self, *, tol: float, max_passes: int, block: int = 32, inner: int = 6, seed: int = 0
     ) -> Iterator[Progress]:
         """Pass over the words until the certified relative gap (P − D)/P is at most ``tol``; yields after each pass."""
         draw = torch.Generator().manual_seed(seed)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from proxsvm.losses.forest_hinge import Forest, ForestHinge, check_labels, check_scores, real_nodes
-from proxsvm.losses.max_sum import best_labelling
 
 
 class ChainHinge(ForestHinge):
@@ -66,8 +65,10 @@ class ChainHinge(ForestHinge):
                     f"{name} got {what} scores of shape {tuple(extra.shape)}; expected ({K},) or ({B}, {K})"
                 )
             unary = unary.index_put((torch.arange(B, device=at.device), at), extra.to(unary), accumulate=True)
-        parents = torch.arange(T - 1, device=labels.device).expand(B, -1)
-        return self._standard(unary, pairwise.expand(B, T - 1, K, K), Forest(labels, nodes, nodes[:, 1:], parents))
+        order = torch.arange(T, device=labels.device).expand(B, -1)
+        return self._standard(
+            unary, pairwise.expand(B, T - 1, K, K), Forest(labels, nodes, nodes[:, 1:], order[:, :-1], order)
+        )
 
     def decode(self, scores: Any, target: Any = None, *, lengths: Any = None) -> Tensor:
         """The best labels ``[B, T]``, 0 on padding: a prediction, or with a target the loss-augmented one."""
@@ -77,7 +78,4 @@ class ChainHinge(ForestHinge):
             prepared, forest = self.prepare(scores, (blank, lengths))
         else:
             prepared, forest = self.prepare(scores, target)
-        with torch.no_grad():
-            delta = 0.0 if target is None else self._task_loss(prepared[0], forest)
-            labels = best_labelling(prepared[0] + delta, prepared[1], forest.parents)
-        return torch.where(forest.nodes, labels, 0)[:, : unary.shape[1]]
+        return self._labels(prepared, forest, augmented=target is not None)[:, : unary.shape[1]]

@@ -25,6 +25,7 @@ class Forest(NamedTuple):
     nodes: Tensor  # [B, V], bool
     edges: Tensor  # [B, V - 1], bool
     parents: Tensor  # [B, V - 1]
+    order: Tensor  # [B, V]: where each node stands in the input
 
 
 class ForestHinge(StructuredHinge):
@@ -58,7 +59,7 @@ class ForestHinge(StructuredHinge):
         name, K = type(self).__name__, unary.shape[2]
         if self.node_cost is not None and len(self.node_cost) != K:
             raise ValueError(f"cost is for {len(self.node_cost)} labels, but the scores have {K}")
-        labels, nodes, edges, parents = forest
+        labels, nodes, edges, parents, order = forest
         labels = torch.where(nodes, labels, 0)
         require((labels >= 0) & (labels < K), f"{name} got a label outside [0, {K}), the K of the scores")
         unary = torch.where(nodes[..., None], unary, 0.0)
@@ -70,14 +71,14 @@ class ForestHinge(StructuredHinge):
         if unary.shape[1] == 1:
             unary, labels, nodes = F.pad(unary, (0, 0, 0, 1)), F.pad(labels, (0, 1)), F.pad(nodes, (0, 1))
             pairwise = F.pad(pairwise, (0, 0, 0, 0, 0, 1))
-            edges, parents = F.pad(edges, (0, 1)), F.pad(parents, (0, 1))
-        return (unary, pairwise), Forest(labels, nodes, edges, parents)
+            edges, parents, order = F.pad(edges, (0, 1)), F.pad(parents, (0, 1)), F.pad(order, (0, 1), value=1)
+        return (unary, pairwise), Forest(labels, nodes, edges, parents, order)
 
     # φ, Δ and the best labelling.
 
     def features(self, labelling: Forest, scores: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """φ: indicators of each node's label and of each edge's pair of labels, zero on padding."""
-        labels, nodes, edges, parents = labelling
+        labels, nodes, edges, parents, _ = labelling
         unary, pairwise = scores
         K = unary.shape[2]
         pair = labels.gather(1, parents) * K + labels[:, 1:]
@@ -108,6 +109,13 @@ class ForestHinge(StructuredHinge):
         unary, pairwise = _masked(scores, target)
         labels = best_labelling(unary + self._task_loss(unary, target), pairwise, target.parents)
         return self._atom(target._replace(labels=labels), scores, target)
+
+    def _labels(self, scores: tuple[Tensor, Tensor], target: Forest, *, augmented: bool) -> Tensor:
+        """The best labels in the order of the input, 0 on padding; ``augmented`` with the target's Δ, or not."""
+        with torch.no_grad():
+            unary = scores[0] + self._task_loss(scores[0], target) if augmented else scores[0]
+            best = best_labelling(unary, scores[1], target.parents)
+        return torch.zeros_like(best).scatter_(1, target.order, best * target.nodes)
 
     def smoothed(self, scores: tuple[Tensor, Tensor], target: Forest) -> Atom:
         """s = marginals − φ(y), with the expected Δ: the gradient of the conditional random field's likelihood."""

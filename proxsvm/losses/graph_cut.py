@@ -36,7 +36,7 @@ def scipy_cut(gain: Array, right: Array, down: Array) -> Array:
     scale = _LARGEST / (2 * most)
 
     def whole(x: Array) -> Array:
-        return np.rint(np.minimum(x, 2 * most) * scale).astype(np.int32)
+        return np.asarray(np.rint(np.minimum(x, 2 * most) * scale), dtype=np.int32)
 
     V = gain.size
     at = np.arange(V).reshape(gain.shape)

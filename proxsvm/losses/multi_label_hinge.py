@@ -19,8 +19,8 @@ class MultiLabelHinge(TreeHinge):
         score(y) = Σ_l u_l y_l + Σ_l pairwise[l, y_parent(l), y_l]
 
     Without a tree the labels are independent, ℓ = Σ_l max(0, 1 − (2y_l − 1) u_l), the sum of L binary hinges.
-    Scores: u ``[B, L]``; with a tree ``(u, pairwise)``, pairwise ``[L, 2, 2]`` or ``[B, L, 2, 2]`` indexed (parent off or
-    on, label off or on), a root's entry not used. Target: ``[B, L]`` of 0 and 1, integer or bool.
+    Scores: u ``[B, L]``; with a tree ``(u, pairwise)``, pairwise ``[L, 2, 2]`` or ``[B, L, 2, 2]`` indexed
+    (parent off or on, label off or on), a root's entry not used. Target: ``[B, L]`` of 0 and 1, integer or bool.
 
     Args:
         parents: the tree of labels, L integers, −1 at a root; None for independent labels.
@@ -74,7 +74,8 @@ class MultiLabelHinge(TreeHinge):
             raise ValueError(f"{name} has a tree of {tuple(self.parents.shape)} labels, but the scores have {L}")
         if pairwise[0].shape not in ((L, 2, 2), (B, L, 2, 2)):
             raise ValueError(
-                f"{name} got pairwise scores of shape {tuple(pairwise[0].shape)}; expected ({L}, 2, 2) or ({B}, {L}, 2, 2)"
+                f"{name} got pairwise scores of shape {tuple(pairwise[0].shape)}; expected ({L}, 2, 2) or "
+                f"({B}, {L}, 2, 2)"
             )
         states = torch.stack([torch.zeros_like(u), u], 2)
         return super().prepare((states, pairwise[0].expand(B, L, 2, 2)), (target.long(), self.parents.expand(B, L)))
@@ -84,12 +85,11 @@ class MultiLabelHinge(TreeHinge):
         u = scores if self.parents is None else scores[0]
         blank = torch.zeros_like(u, dtype=torch.long)
         prepared, labels = self.prepare(scores, blank if target is None else target)
-        if self.parents is None:
-            gain = 0 if target is None else self._gain(prepared, labels)
-            return (prepared.detach() + gain > 0).long()
-        states = torch.stack([torch.zeros_like(u), u], 2)
-        tree = None if target is None else (target.long(), self.parents.expand(u.shape))
-        return super().decode((states, scores[1].expand(*u.shape, 2, 2)), tree, parents=self.parents.expand(u.shape))
+        if self.parents is not None:
+            return self._labels(prepared, labels, augmented=target is not None)[:, : u.shape[1]]
+        gain = self._gain(prepared, labels) if target is not None else torch.zeros_like(u)
+        on: Tensor = u.detach() + gain > 0
+        return on.long()
 
     # Independent labels, in closed form.
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from proxsvm.losses.base import require
 from proxsvm.losses.forest_hinge import Forest, ForestHinge, check_labels, check_scores, real_nodes
-from proxsvm.losses.max_sum import best_labelling
 
 
 class TreeHinge(ForestHinge):
@@ -29,8 +28,8 @@ class TreeHinge(ForestHinge):
     >>> star = torch.tensor([[-1, 0, 0]])                         # node 0 is the parent of both others
     >>> TreeHinge().decode((unary, torch.eye(2)), parents=star)   # either root agrees with one child
     tensor([[0, 0, 1]])
-    >>> TreeHinge()((unary, torch.eye(2)), (torch.tensor([[0, 0, 0]]), star))
-    tensor(2.)
+    >>> TreeHinge()((unary, torch.eye(2)), (torch.tensor([[0, 0, 0]]), star))   # [1, 0, 1]: 3 + 2 + 1 + Δ = 2, y: 5
+    tensor(3.)
     """
 
     def prepare(self, scores: Any, target: Any) -> tuple[tuple[Tensor, Tensor], Forest]:
@@ -55,7 +54,7 @@ class TreeHinge(ForestHinge):
         edges = nodes[rows, child] & (parents[rows, child] >= 0)
         rank = order.argsort(1)
         at = torch.where(edges, rank.gather(1, parents[rows, child].clamp(min=0)), 0)
-        forest = Forest(labels[rows, order], nodes[rows, order], edges, at)
+        forest = Forest(labels[rows, order], nodes[rows, order], edges, at, order)
         return self._standard(unary[rows, order], pairwise.expand(B, V, K, K)[rows, child], forest)
 
     def _order(self, parents: Any, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,11 +87,4 @@ class TreeHinge(ForestHinge):
         else:
             given = target
         prepared, forest = self.prepare(scores, given)
-        with torch.no_grad():
-            delta = 0.0 if target is None else self._task_loss(prepared[0], forest)
-            labels = best_labelling(prepared[0] + delta, prepared[1], forest.parents)
-        V = unary.shape[1]
-        labels = torch.where(forest.nodes, labels, 0)[:, :V]
-        nodes = real_nodes(type(self).__name__, given[2] if len(given) == 3 else None, labels)
-        _, order = self._order(given[1], nodes)
-        return torch.empty_like(labels).scatter_(1, order, labels)
+        return self._labels(prepared, forest, augmented=target is not None)[:, : unary.shape[1]]
