@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,experiments,trainers,dev
+EXTRAS := qp,grid,maxflow,experiments,trainers,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format clean

@@ -63,7 +63,7 @@ class ForestHinge(StructuredHinge):
         labels = torch.where(nodes, labels, 0)
         require((labels >= 0) & (labels < K), f"{name} got a label outside [0, {K}), the K of the scores")
         unary = torch.where(nodes[..., None], unary, 0.0)
-        pairwise = torch.where(edges[..., None, None], pairwise, 0.0)
+        pairwise = torch.where(edges[..., None, None], pairwise.to(unary.dtype), 0.0)
         require(
             unary.detach().isfinite().all() & pairwise.detach().isfinite().all(),
             f"{name} got scores that are NaN or infinite; forbid a transition by a large negative score, such as -1e4",

@@ -77,7 +77,7 @@ class GridHinge(StructuredHinge):
             )
         B, H, W = unary.shape
         try:
-            right, down = right.expand(B, H, W - 1), down.expand(B, H - 1, W)
+            right, down = right.to(unary.dtype).expand(B, H, W - 1), down.to(unary.dtype).expand(B, H - 1, W)
         except RuntimeError as error:
             raise ValueError(
                 f"{name} got right and down of shapes {tuple(right.shape)} and {tuple(down.shape)}; expected what "
