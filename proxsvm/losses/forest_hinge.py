@@ -62,10 +62,11 @@ class ForestHinge(StructuredHinge):
         labels, nodes, edges, parents, order = forest
         labels = torch.where(nodes, labels, 0)
         require((labels >= 0) & (labels < K), f"{name} got a label outside [0, {K}), the K of the scores")
-        unary = torch.where(nodes[..., None], unary, 0.0)
-        pairwise = torch.where(edges[..., None, None], pairwise.to(unary.dtype), 0.0)
+        shared = _once(pairwise.detach())
+        unary, pairwise = _masked((unary, pairwise.to(unary.dtype)), forest)
+        values = shared if shared.numel() < pairwise.numel() else pairwise.detach()
         require(
-            unary.detach().isfinite().all() & pairwise.detach().isfinite().all(),
+            unary.detach().isfinite().all() & values.isfinite().all(),
             f"{name} got scores that are NaN or infinite; forbid a transition by a large negative score, such as -1e4",
         )
         if unary.shape[1] == 1:
@@ -78,13 +79,12 @@ class ForestHinge(StructuredHinge):
 
     def features(self, labelling: Forest, scores: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """φ: indicators of each node's label and of each edge's pair of labels, zero on padding."""
-        labels, nodes, edges, parents, _ = labelling
-        unary, pairwise = scores
-        K = unary.shape[2]
-        pair = labels.gather(1, parents) * K + labels[:, 1:]
-        node = torch.zeros_like(unary).scatter_(2, labels[..., None], nodes[..., None].to(unary))
-        edge = torch.zeros_like(pairwise).flatten(2).scatter_(2, pair[..., None], edges[..., None].to(pairwise))
-        return node, edge.view_as(pairwise)
+        phi = torch.zeros_like(scores[0]), torch.zeros_like(scores[1])
+        return _add_features(phi, labelling, 1)
+
+    def _atom(self, labelling: Forest, scores: tuple[Tensor, Tensor], target: Forest) -> Atom:
+        s = _add_features(self.features(labelling, scores), target, -1)
+        return Atom(s, self.cost(labelling, target).to(scores[0]))
 
     def _task_loss(self, unary: Tensor, target: Forest) -> Tensor:
         """What each label would cost at each node, ``[B, V, K]``."""
@@ -155,16 +155,44 @@ class ForestHinge(StructuredHinge):
         return cost + ("normalize=True, " if self.normalize else "") + super().extra_repr()
 
 
+def _add_features(s: tuple[Tensor, Tensor], labelling: Forest, sign: int) -> tuple[Tensor, Tensor]:
+    """s + sign · φ(labelling), in place."""
+    labels, nodes, edges, parents, _ = labelling
+    node, edge = s
+    pair = labels.gather(1, parents) * node.shape[2] + labels[:, 1:]
+    node.scatter_add_(2, labels[..., None], sign * nodes[..., None].to(node))
+    edge.flatten(2).scatter_add_(2, pair[..., None], sign * edges[..., None].to(edge))
+    return s
+
+
 def _masked(scores: tuple[Tensor, Tensor], target: Forest) -> tuple[Tensor, Tensor]:
     """Scores that are zero on padding, so that it adds the same to every labelling."""
-    return scores[0] * target.nodes[..., None], scores[1] * target.edges[..., None, None]
+    unary, pairwise = scores
+    if _padded(target.nodes):
+        unary = torch.where(target.nodes[..., None], unary, 0.0)
+    if _padded(target.edges):
+        pairwise = torch.where(target.edges[..., None, None], pairwise, 0.0)
+    return unary, pairwise
+
+
+def _padded(mask: Tensor) -> bool:
+    """Whether there may be padding. One True expanded to a mask says that there is none, and nothing need be copied."""
+    return any(mask.stride())
+
+
+def _once(x: Tensor) -> Tensor:
+    """``x`` without the repetitions that expanding made."""
+    for dim in range(x.dim()):
+        if x.stride(dim) == 0 and x.shape[dim] > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
 
 
 def real_nodes(name: str, given: Any, labels: Tensor) -> Tensor:
     """The mask of the nodes that are not padding, ``[B, V]``, from lengths ``[B]`` or a mask, or all of them."""
     B, V = labels.shape
     if given is None:
-        return torch.ones(B, V, dtype=torch.bool, device=labels.device)
+        return torch.ones((), dtype=torch.bool, device=labels.device).expand(B, V)
     lengths: Tensor = torch.as_tensor(given, device=labels.device)
     if lengths.dtype == torch.bool:
         if lengths.shape != (B, V):

@@ -18,15 +18,24 @@ import torch
 from torch import Tensor
 
 
-def _upward(unary: Tensor, pairwise: Tensor, parents: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    """Each node's score with all that hangs below it reduced (max or log-sum-exp), ``[B, V, K]``."""
-    belief = unary.clone()
-    E = pairwise.shape[1]
-    roots = unary.shape[1] - E
-    at = parents[:, :, None].expand(-1, -1, unary.shape[2])
+def _tables(pairwise: Tensor) -> Tensor:
+    """The pairwise scores with the batch innermost, ``[E, K, K, B]``, where all its steps are vector operations.
+
+    Scores that all samples share (expanded, so the batch has a stride of 0) stay one table, ``[E, K, K, 1]``.
+    """
+    one_for_all = pairwise.stride(0) == 0
+    return (pairwise[:1] if one_for_all else pairwise).permute(1, 2, 3, 0).contiguous()
+
+
+def _upward(unary: Tensor, tables: Tensor, parents: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """Each node's score with all that hangs below it reduced (max or log-sum-exp), ``[V, K, B]``."""
+    belief = unary.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+    E = len(tables)
+    roots = len(belief) - E
+    at = parents.T[:, None, :].expand(-1, unary.shape[2], -1)
     for e in reversed(range(E)):
-        message = reduce(pairwise[:, e] + belief[:, roots + e, None, :], -1)
-        belief.scatter_add_(1, at[:, e : e + 1], message[:, None])
+        message = reduce(tables[e] + belief[roots + e], 1)
+        belief.scatter_add_(0, at[e : e + 1], message[None])
     return belief
 
 
@@ -38,15 +47,20 @@ def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor) -> Tensor:
     >>> best_labelling(unary, agree, torch.tensor([[0, 1]]))       # 1 + 2 + one agreement
     tensor([[0, 0, 1]])
     """
-    belief = _upward(unary, pairwise, parents, torch.amax)
-    B, V, _ = unary.shape
-    roots = V - pairwise.shape[1]
-    rows = torch.arange(B, device=unary.device)
-    labels = torch.empty(B, V, dtype=torch.long, device=unary.device)
-    labels[:, :roots] = belief[:, :roots].argmax(-1)
-    for e, above in enumerate(parents.unbind(1)):
-        labels[:, roots + e] = (pairwise[rows, e, labels[rows, above]] + belief[:, roots + e]).argmax(-1)
-    return labels
+    tables = _tables(pairwise)
+    belief = _upward(unary, tables, parents, torch.amax)
+    V, K, B = belief.shape
+    roots = V - len(tables)
+    labels = torch.empty(V, B, dtype=torch.long, device=unary.device)
+    labels[:roots] = belief[:roots].argmax(1)
+    for e, above in enumerate(parents.T):
+        label = labels.gather(0, above[None])  # the parent's
+        if tables.shape[3] == 1:
+            row = tables[e, :, :, 0][label[0]].T
+        else:
+            row = tables[e].gather(0, label[:, None].expand(1, K, B))[0]
+        labels[roots + e] = (row + belief[roots + e]).argmax(0)
+    return labels.T
 
 
 def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,15 +71,18 @@ def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor) -> tuple[Tensor,
     tensor([[0.3333, 0.1667],
             [0.1667, 0.3333]])
     """
-    belief = _upward(unary, pairwise, parents, torch.logsumexp)
-    roots = unary.shape[1] - pairwise.shape[1]
-    at = parents[:, :, None].expand(-1, -1, unary.shape[2])
-    of_child = (pairwise + belief[:, roots:, None, :]).softmax(-1)  # p(child's label | parent's label)
+    tables = _tables(pairwise)
+    belief = _upward(unary, tables, parents, torch.logsumexp)
+    roots = len(belief) - len(tables)
+    of_child = (tables + belief[roots:, None]).softmax(2)  # p(child's label | parent's label), [E, K, K, B]
     node = torch.empty_like(belief)
-    node[:, :roots] = belief[:, :roots].softmax(-1)
-    for e in range(pairwise.shape[1]):
-        node[:, roots + e] = (node.gather(1, at[:, e : e + 1]) @ of_child[:, e])[:, 0]
-    return node, node.gather(1, at)[..., None] * of_child
+    node[:roots] = belief[:roots].softmax(1)
+    at = parents.T[:, None, :].expand(-1, unary.shape[2], -1)
+    for e in range(len(tables)):
+        above = node.gather(0, at[e : e + 1])[0]
+        node[roots + e] = (above[:, None] * of_child[e]).sum(0)
+    edge = node.gather(0, at)[:, :, None] * of_child
+    return node.permute(2, 0, 1), edge.permute(3, 0, 1, 2)
 
 
 def log_partition(unary: Tensor, pairwise: Tensor, parents: Tensor) -> Tensor:
@@ -74,5 +91,6 @@ def log_partition(unary: Tensor, pairwise: Tensor, parents: Tensor) -> Tensor:
     >>> log_partition(torch.zeros(1, 2, 2), torch.zeros(1, 1, 2, 2), torch.tensor([[0]])).exp().round()
     tensor([4.])
     """
-    belief = _upward(unary, pairwise, parents, torch.logsumexp)
-    return belief[:, : unary.shape[1] - pairwise.shape[1]].logsumexp(-1).sum(1)
+    tables = _tables(pairwise)
+    belief = _upward(unary, tables, parents, torch.logsumexp)
+    return belief[: len(belief) - len(tables)].logsumexp(1).sum(0)
