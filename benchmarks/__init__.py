@@ -1,1 +1,1 @@
-"""Benchmarks: each is one command."""
+"""Benchmarks of the solvers, one file each: ``python -m benchmarks`` or ``make bench``."""

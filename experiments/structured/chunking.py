@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--picture", type=Path, default=Path("docs/images/chunking.png"))
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     folder = given.data / "conll2000"

@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=0.01, help="λ, of a word")
     parser.add_argument("--tol", type=float, default=1e-3, help="the certified relative gap of the solved SVM")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/ocr.png"))
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     words, fold = load(need(given.data / "letter.data", HOW))

@@ -46,7 +46,6 @@ def arguments(description: str, name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the data set lies")
     parser.add_argument("--results", type=Path, default=Path(f"experiments/results/{name}.jsonl"))
-    parser.add_argument("--seed", type=int, default=0)
     return parser
 
 
