@@ -2,7 +2,8 @@
 
     python -m experiments.structured.camvid --data DIR       # two seeds; about 12 minutes on one core
 
-The val split chooses the epoch. Results: experiments/results/camvid.jsonl; pictures of predictions: docs/images/camvid.png.
+The val split chooses the epoch. Results: experiments/results/camvid.jsonl; pictures of predictions:
+docs/images/camvid.png.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class ChainHinge(ForestHinge):
     tensor([[0, 0]])
     """
 
+    is_chain = True
+
     def prepare(self, scores: Any, target: Any) -> tuple[tuple[Tensor, Tensor], Forest]:
         """Check everything; give each sequence its own pairwise scores, and add start and end to the unary ones."""
         if isinstance(target, Forest):

@@ -35,6 +35,7 @@ class ForestHinge(StructuredHinge):
     """
 
     node_cost: Tensor | None
+    is_chain: bool = False
 
     def __init__(
         self,
@@ -75,6 +76,9 @@ class ForestHinge(StructuredHinge):
             edges, parents, order = F.pad(edges, (0, 1)), F.pad(parents, (0, 1)), F.pad(order, (0, 1), value=1)
         return (unary, pairwise), Forest(labels, nodes, edges, parents, order)
 
+    def _parents(self, target: Forest) -> Tensor | None:
+        return None if self.is_chain else target.parents
+
     # φ, Δ and the best labelling.
 
     def features(self, labelling: Forest, scores: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -107,20 +111,20 @@ class ForestHinge(StructuredHinge):
     def oracle(self, scores: tuple[Tensor, Tensor], target: Forest) -> Atom:
         """The best labelling of the scores with Δ added to the nodes'."""
         unary, pairwise = _masked(scores, target)
-        labels = best_labelling(unary + self._task_loss(unary, target), pairwise, target.parents)
+        labels = best_labelling(unary + self._task_loss(unary, target), pairwise, self._parents(target))
         return self._atom(target._replace(labels=labels), scores, target)
 
     def _labels(self, scores: tuple[Tensor, Tensor], target: Forest, *, augmented: bool) -> Tensor:
         """The best labels in the order of the input, 0 on padding; ``augmented`` with the target's Δ, or not."""
         with torch.no_grad():
             unary = scores[0] + self._task_loss(scores[0], target) if augmented else scores[0]
-            best = best_labelling(unary, scores[1], target.parents)
+            best = best_labelling(unary, scores[1], self._parents(target))
         return torch.zeros_like(best).scatter_(1, target.order, best * target.nodes)
 
     def smoothed(self, scores: tuple[Tensor, Tensor], target: Forest) -> Atom:
         """s = marginals − φ(y), with the expected Δ: the gradient of the conditional random field's likelihood."""
         unary, pairwise = _masked(scores, target)
-        node, edge = marginals(unary, pairwise, target.parents)
+        node, edge = marginals(unary, pairwise, self._parents(target))
         truth = self.features(target, scores)
         s = (node * target.nodes[..., None] - truth[0], edge * target.edges[..., None, None] - truth[1])
         return Atom(s, (node * self._task_loss(unary, target)).sum((1, 2)))

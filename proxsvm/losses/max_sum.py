@@ -6,8 +6,8 @@ Standard form, for B forests of V nodes with K labels and E edges:
     pairwise  [B, E, K, K]   indexed (parent's label, child's label)
     parents   [B, E]         edge e leads from node parents[:, e] to node R + e, with R = V − E roots in front
 
-and every parent stands before its child. The score of a labelling is the sum of what it picks from both tensors. A
-chain is the forest with parents 0, 1, 2, …  Cost: linear in B and E, quadratic in K.
+and every parent stands before its child. The score of a labelling is the sum of what it picks from both tensors.
+``parents`` None means a chain, 0, 1, 2, …, which is quicker. Cost: linear in B and E, quadratic in K.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ def _tables(pairwise: Tensor) -> Tensor:
     return (pairwise[:1] if one_for_all else pairwise).permute(1, 2, 3, 0).contiguous()
 
 
-def _upward(unary: Tensor, tables: Tensor, parents: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+def _upward(unary: Tensor, tables: Tensor, parents: Tensor | None, reduce: Callable[..., Tensor]) -> Tensor:
     """Each node's score with all that hangs below it reduced (max or log-sum-exp), ``[V, K, B]``."""
     belief = unary.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
     E = len(tables)
+    if parents is None:
+        nodes = list(belief.unbind(0))
+        for e in reversed(range(E)):
+            nodes[e] = nodes[e] + reduce(tables[e] + nodes[e + 1], 1)
+        return torch.stack(nodes)
     roots = len(belief) - E
     at = parents.T[:, None, :].expand(-1, unary.shape[2], -1)
     for e in reversed(range(E)):
@@ -39,34 +44,32 @@ def _upward(unary: Tensor, tables: Tensor, parents: Tensor, reduce: Callable[...
     return belief
 
 
-def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor) -> Tensor:
+def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None) -> Tensor:
     """The labelling of the largest score (Viterbi's algorithm on a chain), ``[B, V]``.
 
     >>> unary = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]]])
-    >>> agree = torch.eye(2).expand(1, 2, 2, 2)
-    >>> best_labelling(unary, agree, torch.tensor([[0, 1]]))       # 1 + 2 + one agreement
+    >>> best_labelling(unary, torch.eye(2).expand(1, 2, 2, 2))     # 1 + 2 + one agreement
     tensor([[0, 0, 1]])
     """
     tables = _tables(pairwise)
-    belief = _upward(unary, tables, parents, torch.amax)
-    V, K, B = belief.shape
+    belief = _upward(unary, tables, parents, torch.amax).transpose(1, 2).contiguous()  # [V, B, K]
+    V, B, _ = belief.shape
     roots = V - len(tables)
+    rows = torch.arange(B, device=unary.device)
     labels = torch.empty(V, B, dtype=torch.long, device=unary.device)
-    labels[:roots] = belief[:roots].argmax(1)
-    for e, above in enumerate(parents.T):
-        label = labels.gather(0, above[None])  # the parent's
-        if tables.shape[3] == 1:
-            row = tables[e, :, :, 0][label[0]].T
-        else:
-            row = tables[e].gather(0, label[:, None].expand(1, K, B))[0]
-        labels[roots + e] = (row + belief[roots + e]).argmax(0)
+    labels[:roots] = belief[:roots].argmax(2)
+    for e, (below, label) in enumerate(zip(belief[roots:], labels[roots:], strict=True)):
+        above = labels[e] if parents is None else labels.gather(0, parents[None, :, e])[0]
+        shared = tables.shape[3] == 1
+        row = tables[e, :, :, 0].index_select(0, above) if shared else pairwise[rows, e, above]
+        torch.argmax(row + below, 1, out=label)
     return labels.T
 
 
-def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The marginals of p(ȳ) ∝ exp(score) for nodes ``[B, V, K]`` and edges ``[B, E, K, K]`` (forward-backward).
 
-    >>> node, edge = marginals(torch.zeros(1, 2, 2), torch.eye(2).expand(1, 1, 2, 2).log1p(), torch.tensor([[0]]))
+    >>> node, edge = marginals(torch.zeros(1, 2, 2), torch.eye(2).expand(1, 1, 2, 2).log1p())
     >>> edge[0, 0]                                                 # agreement is twice as likely
     tensor([[0.3333, 0.1667],
             [0.1667, 0.3333]])
@@ -77,6 +80,8 @@ def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor) -> tuple[Tensor,
     of_child = (tables + belief[roots:, None]).softmax(2)  # p(child's label | parent's label), [E, K, K, B]
     node = torch.empty_like(belief)
     node[:roots] = belief[:roots].softmax(1)
+    if parents is None:
+        parents = torch.arange(len(tables), device=unary.device).expand(len(unary), -1)
     at = parents.T[:, None, :].expand(-1, unary.shape[2], -1)
     for e in range(len(tables)):
         above = node.gather(0, at[e : e + 1])[0]
@@ -85,10 +90,10 @@ def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor) -> tuple[Tensor,
     return node.permute(2, 0, 1), edge.permute(3, 0, 1, 2)
 
 
-def log_partition(unary: Tensor, pairwise: Tensor, parents: Tensor) -> Tensor:
+def log_partition(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None) -> Tensor:
     """log Σ_ȳ exp(score), ``[B]``; its gradient is what :func:`marginals` returns.
 
-    >>> log_partition(torch.zeros(1, 2, 2), torch.zeros(1, 1, 2, 2), torch.tensor([[0]])).exp().round()
+    >>> log_partition(torch.zeros(1, 2, 2), torch.zeros(1, 1, 2, 2)).exp().round()
     tensor([4.])
     """
     tables = _tables(pairwise)
