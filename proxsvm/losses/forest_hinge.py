@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction, require
 from proxsvm.losses.max_sum import best_labelling, marginals
-from proxsvm.losses.structured_hinge import StructuredHinge
+from proxsvm.losses.structured_hinge import StructuredHinge, finite
 
 
 class Forest(NamedTuple):
@@ -63,11 +63,11 @@ class ForestHinge(StructuredHinge):
         labels, nodes, edges, parents, order = forest
         labels = torch.where(nodes, labels, 0)
         require((labels >= 0) & (labels < K), f"{name} got a label outside [0, {K}), the K of the scores")
-        shared = _once(pairwise.detach())
+        shared = _once(pairwise)
         unary, pairwise = _masked((unary, pairwise.to(unary.dtype)), forest)
-        values = shared if shared.numel() < pairwise.numel() else pairwise.detach()
+        values = shared if shared.numel() < pairwise.numel() else pairwise
         require(
-            unary.detach().isfinite().all() & values.isfinite().all(),
+            finite(unary) & finite(values),
             f"{name} got scores that are NaN or infinite; forbid a transition by a large negative score, such as -1e4",
         )
         if unary.shape[1] == 1:

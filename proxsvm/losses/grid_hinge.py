@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxsvm.losses.base import Reduction, require
 from proxsvm.losses.graph_cut import Array, scipy_cut
-from proxsvm.losses.structured_hinge import StructuredHinge
+from proxsvm.losses.structured_hinge import StructuredHinge, finite
 
 
 class Image(NamedTuple):
@@ -87,8 +87,7 @@ class GridHinge(StructuredHinge):
         image = self._image(labels, mask, unary)
         inside = _inside(image.mask)
         unary, right, down = (torch.where(m, u, 0.0) for m, u in zip(inside, (unary, right, down), strict=True))
-        finite = [u.detach().isfinite().all() for u in (unary, right, down)]
-        require(finite[0] & finite[1] & finite[2], f"{name} got scores that are NaN or infinite")
+        require(finite(unary) & finite(right) & finite(down), f"{name} got scores that are NaN or infinite")
         if self.negative == "project":
             right, down = right.clamp(min=0), down.clamp(min=0)
         self._refuse_negative(right.detach(), down.detach())

@@ -13,6 +13,7 @@ and every parent stands before its child. The score of a labelling is the sum of
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,23 +28,31 @@ def _tables(pairwise: Tensor) -> Tensor:
     return (pairwise[:1] if one_for_all else pairwise).permute(1, 2, 3, 0).contiguous()
 
 
-def _upward(unary: Tensor, tables: Tensor, parents: Tensor | None, reduce: Callable[..., Tensor]) -> Tensor:
-    """Each node's score with all that hangs below it reduced (max or log-sum-exp), ``[V, K, B]``."""
+Message: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+
+
+def _log_sum_exp(table: Tensor, child: Tensor) -> Tensor:
+    """What a child tells its parent: table ``[K, K, B or 1]`` and the child's belief ``[K, B]`` give ``[K, B]``."""
+    return (table + child).logsumexp(1)
+
+
+def _upward(unary: Tensor, tables: Tensor, parents: Tensor | None, message: Message) -> Tensor:
+    """Each node's score with all that hangs below it summed up (by max or log-sum-exp), ``[V, K, B]``."""
     belief = unary.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
     E = len(tables)
     if parents is None:
         nodes = list(belief.unbind(0))
         for e in reversed(range(E)):
-            nodes[e] = nodes[e] + reduce(tables[e] + nodes[e + 1], 1)
+            nodes[e] = nodes[e] + message(tables[e], nodes[e + 1])
         return torch.stack(nodes)
     roots = len(belief) - E
     at = parents.T[:, None, :].expand(-1, unary.shape[2], -1)
     for e in reversed(range(E)):
-        message = reduce(tables[e] + belief[roots + e], 1)
-        belief.scatter_add_(0, at[e : e + 1], message[None])
+        belief.scatter_add_(0, at[e : e + 1], message(tables[e], belief[roots + e])[None])
     return belief
 
 
+@torch.no_grad()
 def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None) -> Tensor:
     """The labelling of the largest score (Viterbi's algorithm on a chain), ``[B, V]``.
 
@@ -52,8 +61,13 @@ def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor | None = Non
     tensor([[0, 0, 1]])
     """
     tables = _tables(pairwise)
-    belief = _upward(unary, tables, parents, torch.amax).transpose(1, 2).contiguous()  # [V, B, K]
-    V, B, _ = belief.shape
+    B, V, K = unary.shape
+    space = unary.new_empty(K, K, B)  # one for all steps: to allocate it anew takes longer than to fill it
+
+    def largest(table: Tensor, child: Tensor) -> Tensor:
+        return torch.add(table, child, out=space).amax(1)
+
+    belief = _upward(unary, tables, parents, largest).transpose(1, 2).contiguous()  # [V, B, K]
     roots = V - len(tables)
     rows = torch.arange(B, device=unary.device)
     labels = torch.empty(V, B, dtype=torch.long, device=unary.device)
@@ -75,7 +89,7 @@ def marginals(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None) ->
             [0.1667, 0.3333]])
     """
     tables = _tables(pairwise)
-    belief = _upward(unary, tables, parents, torch.logsumexp)
+    belief = _upward(unary, tables, parents, _log_sum_exp)
     roots = len(belief) - len(tables)
     of_child = (tables + belief[roots:, None]).softmax(2)  # p(child's label | parent's label), [E, K, K, B]
     node = torch.empty_like(belief)
@@ -97,5 +111,5 @@ def log_partition(unary: Tensor, pairwise: Tensor, parents: Tensor | None = None
     tensor([4.])
     """
     tables = _tables(pairwise)
-    belief = _upward(unary, tables, parents, torch.logsumexp)
+    belief = _upward(unary, tables, parents, _log_sum_exp)
     return belief[: len(belief) - len(tables)].logsumexp(1).sum(0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction, require
 from proxsvm.losses.forest_hinge import Forest
+from proxsvm.losses.structured_hinge import finite
 from proxsvm.losses.tree_hinge import TreeHinge
 
 
@@ -67,7 +68,7 @@ class MultiLabelHinge(TreeHinge):
             raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(u.shape)}")
         require((target == 0) | (target == 1), f"{name} got a target that is not 0 or 1")
         if self.parents is None:
-            require(u.detach().isfinite(), f"{name} got scores that are NaN or infinite")
+            require(finite(u), f"{name} got scores that are NaN or infinite")
             return u, target.long()
         B, L = u.shape
         if self.parents.shape != (L,):
