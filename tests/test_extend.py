@@ -1,4 +1,4 @@
-"""docs/extend.md runs, block after block; a structure of one's own is all that it promises."""
+"""docs/extend.md and docs/structured.md run, block after block; a structure of one's own keeps its promises."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ import torch
 from proxsvm.losses import StructuredHinge
 from proxsvm.verification import check_loss
 
-PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_page_runs(capsys):
+def run_blocks(page: Path) -> None:
     torch.set_default_dtype(torch.float32)  # as a reader has it
     namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S):
-        exec(compile(block, str(PAGE), "exec"), namespace)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_extend_runs(capsys):
+    run_blocks(DOCS / "extend.md")
     out = capsys.readouterr().out
     assert "tensor(2.5000)" in out
     assert "VIOLATED" not in out
     assert "exact=False" in out
+
+
+def test_structured_runs():
+    page = DOCS / "structured.md"
+    run_blocks(page)
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (DOCS / link).exists(), link
 
 
 class Pair(StructuredHinge):

@@ -21,9 +21,10 @@ from tqdm import tqdm
 
 from experiments.structured.runs import ChainLikelihood, Runs, arguments, need
 from experiments.structured.structural_svm import ChainSVM
-from proxsvm import ProxOptimizer
+from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import ChainHinge, MultiClassHinge
-from proxsvm.solvers import SingleStepFW
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.verification import verify
 
 K = 26
 HOW = "OCR letters is letter.data, from https://ai.stanford.edu/~btaskar/ocr/ (unpack letter.data.gz)."
@@ -223,6 +224,18 @@ def table(done: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def verify_word(words: Words, length: int) -> None:
+    """A step on a real word, from zero weights, against the exact QP over its flow polytope."""
+    word = words[(words.lengths == length).nonzero()[0]]
+    x = word.x[:, :length].double()
+    W, A = (torch.zeros(s, dtype=torch.double, requires_grad=True) for s in ((129, K), (K, K)))
+    problem = ProxProblem.from_scores(ChainHinge(), (x @ W, A), word.labels[:, :length], [W, A], lr=0.05)
+    began = time.perf_counter()
+    print(f"a word of {length} letters: {K}^{length} labellings")
+    print(verify(problem, MultiStepFW(max_steps=300)))
+    print(f"{time.perf_counter() - began:.1f} seconds")
+
+
 def main() -> None:
     parser = arguments("OCR letters with and without structure", "ocr")
     parser.add_argument("--protocols", nargs="+", default=["small", "large"], choices=["small", "large"])
@@ -231,10 +244,14 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=0.01, help="λ, of a word")
     parser.add_argument("--tol", type=float, default=1e-3, help="the certified relative gap of the solved SVM")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/ocr.png"))
+    parser.add_argument("--verify", type=int, metavar="LENGTH", help="only verify a step on a real word of this length")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     words, fold = load(need(given.data / "letter.data", HOW))
+    if given.verify:
+        verify_word(words, given.verify)
+        return
     runs = Runs(given.results)
     for protocol, epochs in zip(("small", "large"), given.epochs, strict=True):
         if protocol not in given.protocols:
