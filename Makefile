@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,grid,maxflow,experiments,trainers,dev
+EXTRAS := qp,grid,maxflow,estimators,fast,experiments,peers,trainers,docs,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve pictures notebooks
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,21 @@ demo: setup  ## train on digits beside SGD and Adam, verify live steps, write ou
 
 test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
+
+docs: setup  ## build the site into out/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+pictures: setup  ## draw the pictures of the docs again (real training: minutes)
+	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
+
+notebooks: setup  ## run the notebooks of the docs again and keep what they print
+	$(BIN)/python docs/notebooks/execute.py
+
+bench: setup  ## every benchmark of the solvers into out/bench (about an hour; quick: make bench BENCH=--quick)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(BENCH)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .

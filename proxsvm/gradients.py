@@ -59,24 +59,23 @@ def measure(
         scale: S, the loss scale that the gradients still carry.
         max_norm: the largest ‖g‖ that a step trusts.
     """
-    if ranks is None and scale is None and max_norm is None:
-        return ProxProblem.from_gradients(grads, value, groups), value
     sharded = ranks is not None and any(is_sharded(p) for p in owners)
 
-    def products(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
-        shares = by_copies(groups, owners, ranks.size) if ranks is not None and sharded else groups
-        return ProxProblem.from_gradients(grads, value, shares).products(grads)
+    def shares(groups: Sequence[dict[str, Any]]) -> ProxProblem:
+        split = by_copies(groups, owners, ranks.size) if ranks is not None and sharded else groups
+        return ProxProblem.from_gradients(grads, value, split)
 
     wait = ranks.start_sum(value / ranks.size) if ranks is not None and not sharded else None
-    sums = products(groups)
+    problem = shares(groups)
+    sums = problem.products(grads)
     if max_norm is not None:
-        sums.append(products([{**g, "lr": 1.0} for g in groups])[1])
+        sums.append(shares([{**g, "lr": 1.0, "weight_decay": 0.0} for g in groups]).products(grads)[1])
     if wait is not None:
         value = wait()
     elif ranks is not None:
         value, *sums = ranks.start_sum(torch.stack([value / ranks.size, *sums]))().unbind()
-    factor = torch.ones_like(value) if scale is None else 1 / scale.to(value)
     mass = torch.ones_like(value)
+    factor = mass if scale is None else 1 / scale.to(value)
     if max_norm is not None:
         norm = sums.pop().sqrt() * factor
         mass = torch.where(norm > max_norm, max_norm / norm, mass)
@@ -84,4 +83,7 @@ def measure(
     r_delta, delta_delta, r_r = sums
     first = DualPoint(Scaled(factor, grads), mass * value, mass, 1)
     known = (factor * r_delta, factor**2 * delta_delta, r_r)
-    return MeasuredProblem(*flatten(groups, None, 0.0), first, known), value
+    measured = MeasuredProblem(*flatten(groups, None, 0.0), first, known)
+    if not sharded:
+        measured._swept = problem._swept  # the step walks what the inner products have walked
+    return measured, value

@@ -22,7 +22,7 @@ from proxsvm.distributed import (
 )
 from proxsvm.gradients import measure
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
-from proxsvm.problem import DualPoint, Number, ProxProblem
+from proxsvm.problem import DualPoint, Number, ProxProblem, Scaled
 from proxsvm.record import Record
 from proxsvm.scaling import LossScale, Scalable
 from proxsvm.solvers.base import DualSolver
@@ -251,33 +251,28 @@ class ProxOptimizer(Scalable):
             overflow = found_inf.to(dual.device) > 0
             finite, sound = finite & ~overflow, finite | overflow
         if self.nonfinite == "raise" and not sound:
+            self.forget_scale()
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' passes over such steps"
             )
         self._reports[0] = StepReport(point.gamma, value, dual, point.gap, point.steps)
+        if self.skipped.device != finite.device:  # the model has moved
+            self.skipped = self.skipped.to(finite.device)
         self.skipped += ~finite
-        one, zero = torch.ones_like(dual), torch.zeros_like(dual)
-        gamma = torch.where(finite, point.gamma, zero)
         self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
         momentum = [g["momentum"] for g in groups for _ in g["params"]]
-        for group in problem.groups:
-            eta = torch.where(finite, group.eta * one, zero)  # a skipped step is one with η = 0 and μ = 1, 0
-            for i in group.at:
-                w, mu = problem.params[i], momentum[i]
-                delta = torch.where(finite, point.delta[i], 0.0)
-                if mu:
-                    z = local(self.state[owners[i]]["z"])
-                    z.mul_(torch.where(finite, mu * one, one))
-                    if group.decay:
-                        z.addcmul_(w, eta * group.decay * gamma, value=-1)
-                    z.addcmul_(delta, eta, value=-1)
-                if group.decay:
-                    w.mul_(1 - eta * group.decay)
-                w.addcmul_(delta, eta, value=-1)
-                if mu:
-                    w.addcmul_(z, torch.where(finite, mu * one, zero))
+        one, skip = torch.ones_like(dual), (~finite).to(torch.float32)
+        factor, x = (point.delta.factor, point.delta.tensors) if isinstance(point.delta, Scaled) else (one, point.delta)
+        for group, at, sweep in problem.sweeps(x):
+            eta, device, mu = group.eta * one, problem.params[at[0]].device, momentum[at[0]]
+            pull = shrink = None
+            if group.decay:
+                pull = (eta * group.decay * point.gamma).to(device)
+                shrink = torch.where(finite, 1 - eta * group.decay * (1 - point.gamma), one).to(device)
+            z = [local(self.state[owners[i]]["z"]) for i in at] if mu else None
+            sweep.advance(z, push=(eta * factor).to(device), pull=pull, shrink=shrink, mu=mu, skip=skip.to(device))
 
     def _init_state(self, groups: list[dict[str, Any]]) -> None:
         """Make the state that is missing."""

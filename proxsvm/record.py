@@ -71,9 +71,14 @@ class Record:
 
     def through(self, value: Tensor) -> Tensor:
         """``value``, connected to the record."""
-        if value.dtype != self.one.dtype or value.device != self.one.device:  # the model was moved
-            self._make_one(value)
-        seen = value * self.one
+        one = self.one
+        if value.dtype != one.dtype or value.device != one.device:  # the model was moved
+            if torch.compiler.is_compiling():  # a graph cannot make a leaf
+                one = one.to(value)
+            else:
+                self._make_one(value)
+                one = self.one
+        seen = value * one
         if hasattr(value, "origin"):
             seen.origin = value.origin  # type: ignore[attr-defined]
         return seen

@@ -59,3 +59,8 @@ class Scalable(Optimizer):
     @found_inf.deleter
     def found_inf(self) -> None:
         self._found_inf = self._unscaled_by = None
+
+    def forget_scale(self) -> None:
+        """To be called before an error is raised: ``GradScaler.step()`` cleans up only after a step that returns."""
+        self.__dict__.pop("grad_scale", None)
+        del self.found_inf

@@ -27,6 +27,9 @@ class Block(NamedTuple):
 
 def layout(tensors: Sequence[Tensor]) -> Iterator[Block]:
     """Cut a list of tensors into blocks."""
+    if torch.compiler.is_compiling():  # the compiler fuses by itself
+        yield from (Block([i]) for i in range(len(tensors)))
+        return
     bucket: list[int] = []
     held = 0
     for i, t in enumerate(tensors):
@@ -48,6 +51,8 @@ def read(tensors: Sequence[Tensor], block: Block) -> Tensor:
     """A block's elements as one flat tensor, for reading only: a view of a slice or of one tensor, else a copy."""
     if block.stop:
         return tensors[block.at[0]].reshape(-1)[block.start : block.stop]
+    if len(block.at) == 1:
+        return tensors[block.at[0]].reshape(-1)
     flat: Tensor = torch._C._nn.flatten_dense_tensors([tensors[i] for i in block.at])
     return flat
 
@@ -73,18 +78,17 @@ class Sweep:
             self._gathered = read(self.w, block), read(self.x, block)
         return self._gathered
 
-    @torch.no_grad()
     def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩, accumulated in float32 or better; only the first ``with_w=False``."""
         sums: list[tuple[Tensor, ...]] = []
-        for block in self.blocks:
-            a, b = (_wide(t) for t in self._read(block))
-            sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
+        with torch.no_grad():
+            for block in self.blocks:
+                a, b = (_wide(t) for t in self._read(block))
+                sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
         totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
         zero = torch.zeros_like(totals[0])
         return (totals[0], totals[1], totals[2]) if with_w else (totals[0], zero, zero)
 
-    @torch.no_grad()
     def advance(
         self,
         z: Sequence[Tensor] | None,
@@ -101,7 +105,8 @@ class Sweep:
 
             z ← μ z − η (gamma · r + delta),      w ← w − η (r + delta) + μ z.
 
-        w and z change in place; x stays as it is, and may have entries that are not finite where the step is skipped.
+        To be called under ``no_grad``. w and z change in place; x stays as it is, and may have entries that are not
+        finite where the step is skipped.
 
         Args:
             z: the velocities, or None without momentum.
@@ -131,6 +136,7 @@ class Sweep:
             steps = [t] if block.stop else list(torch._C._nn.unflatten_dense_tensors(t, moving))
             velocities = None if z is None else [read(z, block)] if block.stop else [z[i] for i in block.at]
             _fused(moving, steps, velocities, mu, skip)
+        torch.autograd.graph.increment_version([*w, *(z or [])])  # the fused kernel does not tell autograd
 
 
 def _fusable(tensors: Sequence[Tensor]) -> bool:

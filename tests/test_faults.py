@@ -64,19 +64,46 @@ checkpoint.save(sys.argv[1], model=model, epoch=2, slow=Slow())
 """
 
 
-def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
-    path = tmp_path / "last.pt"
-    process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "writing\n"
+LOOP = """
+import sys, torch
+from torch import nn
+from proxsvm import checkpoint
+model = nn.Linear(1000, 1000)
+for epoch in range(1, 10**6):
+    with torch.no_grad():
+        for p in model.parameters(): p.fill_(epoch)
+    checkpoint.save(sys.argv[1], model=model, epoch=epoch)
+    print("saved", flush=True)
+"""
+
+
+def kill_while_saving(script, path, line, after):
+    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == line
+    time.sleep(after)
     process.send_signal(signal.SIGKILL)
     process.wait(10)
     process.stdout.close()
+
+
+def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
+    path = tmp_path / "last.pt"
+    kill_while_saving(SAVER, path, "writing\n", after=0.0)
     model = nn.Linear(200, 200, dtype=torch.float32)
     assert checkpoint.load(path, model=model) == {"epoch": 1}
     assert all((p == 1).all() for p in model.parameters())
     assert len(list(tmp_path.iterdir())) == 2  # the unfinished file lies beside it, and is in nobody's way
     checkpoint.save(path, model=model, epoch=3)
     assert checkpoint.load(path, model=model) == {"epoch": 3}
+
+
+@pytest.mark.parametrize("after", [0.011, 0.137])
+def test_kill_9_at_any_time_leaves_a_whole_checkpoint(tmp_path, after):
+    path = tmp_path / "last.pt"
+    kill_while_saving(LOOP, path, "saved\n", after)
+    model = nn.Linear(1000, 1000, dtype=torch.float32)
+    epoch = checkpoint.load(path, model=model)["epoch"]
+    assert all((p == epoch).all() for p in model.parameters())
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path):

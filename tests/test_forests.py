@@ -16,7 +16,7 @@ from proxsvm.losses import Atom, ChainHinge, TreeHinge
 from proxsvm.losses.base import parts
 from proxsvm.losses.forest_hinge import Forest
 from proxsvm.losses.max_sum import log_partition, marginals
-from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import check_loss, verify
 
 
@@ -223,6 +223,15 @@ def test_solvers_stay_below_the_exact_value_and_reach_it(lr, smooth):
     report = verify(problem, MultiStepFW(max_steps=20_000, tol=1e-6))
     assert report.optimal, report
     assert report.dual == pytest.approx(report.exact, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("lr", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize(
+    "solver", [CorrectiveFW(max_steps=300, tol=1e-6), BlockFW(tol=1e-6, compiled=False)], ids=lambda s: type(s).__name__
+)
+def test_corrective_and_block_solvers_reach_the_exact_value(solver, lr):
+    report = verify(chain_problem(ChainHinge(), lr), solver)
+    assert report.optimal, report
 
 
 def test_gradients_flow_to_shared_scores():

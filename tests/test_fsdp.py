@@ -29,9 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def network() -> nn.Module:
+def network(width: int = 7) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, K))  # 7 rows: uneven shards
+    return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, K))  # 7 rows: uneven shards
 
 
 def make(model: nn.Module, **options: Any) -> ProxOptimizer:
@@ -105,6 +105,15 @@ def work(rank: int, folder: str) -> dict[str, Any]:
     model = sharded(network(), mesh2d)
     results["hsdp"] = {"gammas": train(make(model, **options), model, batches(), half), "weights": whole(model)}
 
+    # Tensor parallel: the layers are cut, every rank sees the whole batch; the last bias is replicated.
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = parallelize_module(network(6), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    results["tensor parallel"] = {
+        "gammas": train(make(model, **options), model, batches(), slice(None)),
+        "weights": whole(model),
+    }
+
     x, y = batches()[0]
     criterion, model = MultiClassHinge(), sharded(network(), mesh)
     several = ProxOptimizer(criterion, MultiStepFW(3), model.parameters())
@@ -121,8 +130,8 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     return run_on_ranks(work, str(tmp_path_factory.mktemp("checkpoint")))
 
 
-def alone(options: dict[str, Any]) -> tuple[list[Tensor], list[float]]:
-    model = network()
+def alone(options: dict[str, Any], width: int = 7) -> tuple[list[Tensor], list[float]]:
+    model = network(width)
     gammas = train(make(model, **options), model, batches(), slice(None))
     return whole(model), gammas
 
@@ -144,11 +153,12 @@ def test_one_small_reduction_a_step(name, ranks):
     assert max(ranks[0][name]["reductions"]) <= 5
 
 
-def test_hybrid_sharding_counts_each_shard_once(ranks):
-    weights, gammas = alone(CASES["decay-momentum"])
+@pytest.mark.parametrize(("mesh", "width"), [("hsdp", 7), ("tensor parallel", 6)])
+def test_each_shard_counts_once(mesh, width, ranks):
+    weights, gammas = alone(CASES["decay-momentum"], width)
     for rank in ranks:
-        assert rank["hsdp"]["gammas"] == pytest.approx(gammas, abs=1e-6)
-        for a, b in zip(rank["hsdp"]["weights"], weights, strict=True):
+        assert rank[mesh]["gammas"] == pytest.approx(gammas, abs=1e-6)
+        for a, b in zip(rank[mesh]["weights"], weights, strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
 
 

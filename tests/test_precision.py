@@ -155,6 +155,21 @@ def test_an_overflow_that_only_the_scaler_saw_is_honoured():
     assert not torch.equal(before, parameters_to_vector(model.parameters()))
 
 
+def test_after_an_error_the_scale_is_forgotten():
+    """A NaN in the value alone is a fault, not an overflow; the step after it knows nothing of the old scale."""
+    model = network()
+    optimizer = make(model, nonfinite="raise")
+    scaler = torch.amp.GradScaler("cpu")
+    (x, y), *_ = data(1)
+    scaler.scale(optimizer.loss(model(x), y)).backward()
+    with pytest.raises(FloatingPointError):
+        scaler.step(optimizer, loss=torch.tensor(float("nan")))
+    optimizer.zero_grad()
+    value = optimizer.loss(model(x), y)
+    value.backward()
+    assert optimizer.step() == value.detach()
+
+
 def test_fp16_parameters_with_the_scaler():
     """The gradients of fp16 parameters stay scaled until the update: γ is that of float32 all the same."""
     model = network(torch.float16)

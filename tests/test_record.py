@@ -81,6 +81,23 @@ def test_the_value_passes_unchanged():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_model_may_change_its_dtype(compiled):
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5)
+    model.float()
+    forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
+    if compiled:
+        forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        value = forward(x.float(), y)
+        assert value.dtype == torch.float32
+        value.backward()
+        assert optimizer.step() == pytest.approx(float(value.detach()))
+    torch._dynamo.reset()
+
+
 def test_two_optimizers_may_share_a_criterion():
     model, (x, y) = mlp(), batches(1)[0]
     first, second = model[0], model[2]

@@ -122,3 +122,13 @@ def test_it_runs_on_fake_tensors(monkeypatch):
         w, x = tensors(SHAPES), tensors(SHAPES)
         assert all(p.shape == () for p in Sweep(w, x).products())
         apply("fused", w, [torch.zeros_like(t) for t in w], x, 0.05, False, monkeypatch)
+
+
+@pytest.mark.parametrize("path", ["fused", "plain"])
+def test_autograd_sees_that_the_weights_have_changed(path, monkeypatch):
+    w = [torch.randn(shape, requires_grad=True) for shape in SHAPES]
+    value = sum((p**2).sum() for p in w)
+    with torch.no_grad():
+        apply(path, w, None, tensors(SHAPES), 0.0, False, monkeypatch)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()

@@ -3,6 +3,7 @@
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Polytope
 from proxsvm.losses.chain_hinge import ChainHinge
 from proxsvm.losses.grid_hinge import GridHinge
+from proxsvm.losses.hulls import Box, Simplex
 from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
 from proxsvm.losses.multi_label_hinge import MultiLabelHinge
@@ -14,6 +15,7 @@ from proxsvm.losses.weston_watkins_hinge import WestonWatkinsHinge
 
 __all__ = [
     "Atom",
+    "Box",
     "ChainHinge",
     "GridHinge",
     "L1Regression",
@@ -22,6 +24,7 @@ __all__ = [
     "PiecewiseLinearLoss",
     "Polytope",
     "QuantileRegression",
+    "Simplex",
     "StructuredHinge",
     "TopKHinge",
     "TreeHinge",

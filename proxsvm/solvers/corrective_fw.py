@@ -1,0 +1,173 @@
+"""Fully corrective Frank-Wolfe: keep what was seen, and re-optimise over its hull."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Atom, Scores, like, parts
+from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
+from proxsvm.solvers.simplex_qp import simplex_qp
+
+
+@dataclass(frozen=True)
+class CorrectiveFW(DualSolver):
+    """Frank-Wolfe whose every step re-optimises over the hull of the points that it has seen.
+
+    It lives in the space of scores. With x = p·s and G = J diag(η) Jᵀ, one vjp and one jvp give G x of a new point;
+    every inner product ⟨delta_a, delta_b⟩_η = ⟨x_a, G x_b⟩ of the tiny QP is then a product of score vectors. G is
+    symmetric, so that the QP needs no G x of the newest point: the last step is spared its jvp.
+
+    The new point is the oracle's atom, or, where the loss's hull has a closed form, the *nearest* atom: each sample
+    moves by itself as far as a quadratic of curvature h around its present s_i allows,
+
+        argmax over the hull of  ⟨s, v_i⟩ + c − (h_i/2) ‖s − s_i‖²,      h the curvature of the last step
+
+    Args:
+        max_steps: the most steps; each costs a vjp, and a jvp before the next. The end costs one more vjp.
+        tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
+        fraction: stop once the gap is at most this fraction of the first one, as in ``MultiStepFW``.
+        memory: how many points to keep beside the present one.
+        callback: called with a :class:`~proxsvm.solvers.Trace` before each step.
+
+    >>> from proxsvm.losses import L1Regression
+    >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> problem = ProxProblem.from_scores(L1Regression(), w * torch.tensor([1.0, 3.0]), torch.zeros(2), [w], lr=10.0)
+    >>> point = CorrectiveFW(max_steps=30, tol=1e-4).solve(problem)
+    >>> bool(problem.relative_gap(point) <= 1e-4)
+    True
+    """
+
+    max_steps: int = 10
+    tol: float = 1e-3
+    fraction: float = 0.0
+    memory: int = 30
+    callback: Callback | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_options(tol=self.tol, max_steps=self.max_steps, memory=self.memory)
+        if not 0 <= self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction}; expected a fraction of the first gap, in [0, 1)")
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        """Step until the certified gap is small."""
+        clock, first = Clock(self.callback), None
+        loss, target, p = problem.origin.loss, problem.origin.target, problem.origin.coefficients
+        seen = _Seen(problem, self.memory)
+        for steps in range(self.max_steps):
+            v, now = seen.scores(), seen.now()
+            vertex = loss.oracle(v, target)
+            gap = torch.dot(p, vertex.b(v) - now.b(v))
+            clock(steps, seen.dual, gap)
+            first = gap if first is None else first
+            if not (gap > self.tol * (gap + seen.dual - seen.dual_of_start) and gap > self.fraction * first):
+                return seen.point(steps, gap)
+            hull = loss.hull(v, target)
+            if steps == 0:
+                seen.add(loss.direction(v, target))
+            elif hull is None or steps % 3 == 0:  # a vertex now and then: it reaches across the hull
+                seen.add(vertex)
+            else:
+                h = (seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * float(p.max()), 1e-30))
+                h = h.reshape(-1, *[1] * (v.dim() - 1))
+                seen.add(hull.nearest(v + h * now.s, h))
+        return seen.point(self.max_steps, None)
+
+
+class _Seen:
+    """The present point (row 0) and those seen before, all in the space of scores.
+
+    A row of ``s`` is a point's flattened s, with ``offset`` its c and ``gx`` its G x, x = p·s; ``lin`` is its
+    Σ p (⟨s, v₀⟩ + c) with v₀ = u − J(ηr). The dual of a combination a of the rows is D₀ + ⟨lin, a⟩ − ½ ⟨a, Q a⟩
+    with Q = ⟨x, G x⟩.
+    """
+
+    def __init__(self, problem: ProxProblem, memory: int) -> None:
+        self.problem = problem
+        start = problem.start()
+        assert start.dual is not None
+        self.dual = self.dual_of_start = float(start.dual)
+        self.v0 = problem.linearised_scores(start)
+        self.flat_v0 = _flat(self.v0)
+        p = problem.origin.coefficients
+        self.p = _flat(like(self.v0, tuple(_by_sample(p, u).expand_as(u) for u in parts(self.v0))))
+        self.s, self.gx = (self.p.new_zeros(memory + 2, len(self.p)) for _ in range(2))
+        self.offset = p.new_zeros(memory + 2, len(p))
+        self.Q, self.lin = np.zeros((memory + 2, memory + 2)), np.zeros(memory + 2)
+        self.mass = np.zeros(memory + 2)  # how much of a point is not the start
+        self.curvature = 0.0
+        self.size = 1
+        self.unsettled: tuple[list[Tensor], Tensor] | None = None  # η delta of the newest point, the weights of all
+
+    def scores(self) -> Any:
+        """v = v₀ − G x of the present point."""
+        if self.unsettled is not None:
+            eta_delta, weights = self.unsettled
+            self.gx[self.size - 1] = _flat(self.problem.linearization.jvp(eta_delta))
+            self.gx[0] = weights @ self.gx[: self.size]
+            self.unsettled = None
+        return _unflat(self.flat_v0 - self.gx[0], self.v0)
+
+    def now(self) -> Atom:
+        """The present point."""
+        return Atom(_unflat(self.s[0], self.v0), self.offset[0])
+
+    def add(self, atom: Atom) -> None:
+        """See a point, and move to the best one of the hull."""
+        problem, k = self.problem, self.size
+        if k == len(self.s):  # forget the oldest, never the present one
+            for rows in (self.s, self.gx, self.offset):
+                rows[1:-1] = rows[2:].clone()
+            self.Q[1:-1], self.lin[1:-1], self.mass[1:-1] = self.Q[2:].copy(), self.lin[2:].copy(), self.mass[2:].copy()
+            self.Q[:, 1:-1] = self.Q[:, 2:].copy()
+            k -= 1
+        vertex = problem.vertex(atom, reuse=True)
+        eta_delta = [g.eta * vertex.delta[i] for g in problem.groups for i in g.at]
+        self.s[k], self.offset[k] = _flat(atom.s), atom.offset
+        x = self.p * self.s[k]
+        change = x - self.p * self.s[0]
+        own = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(vertex.delta, eta_delta, strict=True)]
+        lin = torch.dot(problem.origin.coefficients, atom.b(self.v0))
+        numbers = torch.cat([self.gx[:k] @ x, torch.stack([torch.stack(own).sum(), lin, change @ change])])
+        *row, self.lin[k], norm = numbers.tolist()
+        self.Q[k, : k + 1] = self.Q[: k + 1, k] = row
+        self.curvature = max(self.Q[k, k] - 2 * self.Q[k, 0] + self.Q[0, 0], 0.0) / norm if norm > 0 else 0.0
+        self.mass[k] = 1.0
+        self.size = k + 1
+        a = simplex_qp(self.Q[: k + 1, : k + 1], self.lin[: k + 1])
+        weights = torch.as_tensor(a).to(self.s)
+        for rows in (self.s, self.offset):
+            rows[0] = weights @ rows[: k + 1]
+        Qa = self.Q[: k + 1, : k + 1] @ a
+        self.Q[0, : k + 1] = self.Q[: k + 1, 0] = Qa
+        self.Q[0, 0] = a @ Qa
+        self.lin[0], self.mass[0] = a @ self.lin[: k + 1], a @ self.mass[: k + 1]
+        self.dual = self.dual_of_start + float(self.lin[0] - self.Q[0, 0] / 2)
+        self.unsettled = eta_delta, weights
+
+    def point(self, steps: int, gap: Tensor | None) -> DualPoint:
+        """The present point with its delta, at the cost of a vjp."""
+        if steps == 0:
+            return replace(self.problem.start(), gap=gap)
+        now = Atom(_unflat(self.s[0].clone(), self.v0), self.offset[0].clone())
+        gamma = torch.full_like(self.p[0], min(1.0, float(self.mass[0])))
+        found = replace(self.problem.vertex(now), gamma=gamma, steps=steps, gap=gap)
+        return replace(found, dual=self.problem.dual(found))
+
+
+def _by_sample(p: Tensor, u: Tensor) -> Tensor:
+    return p.reshape(-1, *[1] * (u.dim() - 1))
+
+
+def _flat(scores: Scores) -> Tensor:
+    return torch.cat([u.detach().reshape(-1) for u in parts(scores)])
+
+
+def _unflat(flat: Tensor, scores: Scores) -> Scores:
+    sizes = [u.numel() for u in parts(scores)]
+    return like(scores, tuple(x.reshape(u.shape) for x, u in zip(torch.split(flat, sizes), parts(scores), strict=True)))

@@ -1,0 +1,374 @@
+"""The inner loops of BlockFW. One source for both ways to run them: compiled by numba where it is installed (the extra
+``fast``), else by the interpreter on numpy arrays.
+
+Every block is one sample i, with its scores v_i at the present dual point. Moving s_i by ``ds`` moves v_i by −H ds,
+with H = p_i J_i diag(η) J_iᵀ, and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from proxsvm.extras import load
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Jit: TypeAlias = "Callable[[Any], Any]"
+
+
+@functools.cache
+def kernels(compiled: bool, sparse: bool = False) -> SimpleNamespace:
+    """The loops as functions: ``compiled`` or interpreted, on ``sparse`` rows or dense ones."""
+    if not compiled:
+        return _define(
+            _as_it_is, _dot, _add, *((_sparse_scores, _sparse_update) if sparse else (_dense_scores, _dense_update))
+        )
+    numba = load("numba", extra="fast")
+    jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
+    rows = (_sparse_scores_loop, _sparse_update_loop) if sparse else (_dense_scores_loop, _dense_update_loop)
+    return _define(jit, *(jit(f) for f in (_dot_loop, _add_loop, *rows)))
+
+
+def _as_it_is(f: Any) -> Any:
+    return f
+
+
+def available() -> bool:
+    """Whether numba is installed."""
+    try:
+        load("numba", extra="fast")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+# ⟨a, b⟩ and w += scale · x, for the interpreter and for the compiler.
+
+
+def _dot(a: Array, b: Array) -> Any:
+    return a @ b
+
+
+def _add(w: Array, scale: Any, x: Array) -> None:
+    w += scale * x
+
+
+def _dot_loop(a: Array, b: Array) -> Any:
+    total = a.dtype.type(0)
+    for f in range(a.shape[0]):
+        total += a[f] * b[f]
+    return total
+
+
+def _add_loop(w: Array, scale: Any, x: Array) -> None:
+    factor = w.dtype.type(scale)
+    for f in range(w.shape[0]):
+        w[f] += factor * x[f]
+
+
+# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. Dense rows lie in
+# data[i]; sparse ones are CSR, and their W lies feature by feature, so that all classes of a feature are near.
+
+
+def _dense_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    z[:size] = W[ks[:size]] @ data[i]
+
+
+def _dense_update(W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    for j in range(size):
+        W[ks[j]] += g[j] * data[i]
+
+
+def _sparse_scores(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    row = slice(starts[i], starts[i + 1])
+    z[:size] = W[ks[:size, None], indices[row]] @ data[row]
+
+
+def _sparse_update(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    row = slice(starts[i], starts[i + 1])
+    for j in range(size):
+        W[ks[j], indices[row]] += g[j] * data[row]
+
+
+def _dense_scores_loop(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    x = data[i]
+    for j in range(size):
+        w = W[ks[j]]
+        total = w.dtype.type(0)
+        for f in range(x.shape[0]):
+            total += w[f] * x[f]
+        z[j] = total
+
+
+def _dense_update_loop(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    x = data[i]
+    for j in range(size):
+        w = W[ks[j]]
+        scale = w.dtype.type(g[j])
+        for f in range(x.shape[0]):
+            w[f] += scale * x[f]
+
+
+def _sparse_scores_loop(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    begin, end = starts[i], starts[i + 1]
+    j = 0
+    if size == W.shape[0]:  # every class, in order: four at a time, which are neighbours in memory
+        while j + 4 <= size:
+            a = b = c = d = 0.0
+            for at in range(begin, end):
+                f, x = indices[at], data[at]
+                a += W[j, f] * x
+                b += W[j + 1, f] * x
+                c += W[j + 2, f] * x
+                d += W[j + 3, f] * x
+            z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
+            j += 4
+    while j < size:
+        k, a = ks[j], 0.0
+        for at in range(begin, end):
+            a += W[k, indices[at]] * data[at]
+        z[j] = a
+        j += 1
+
+
+def _sparse_update_loop(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    if size == W.shape[0]:
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for k in range(size):
+                W[k, f] += g[k] * x
+    else:
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for j in range(size):
+                W[ks[j], f] += g[j] * x
+
+
+def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
+    @jit
+    def threshold(z: Array, size: int) -> Any:
+        """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
+
+        Entries below θ are dropped until none is; the largest never is, because θ ≤ −1/size < 0 = its value.
+        """
+        largest = z[0]
+        for k in range(1, size):
+            largest = max(largest, z[k])
+        for k in range(size):
+            z[k] -= largest
+        theta, kept = -np.inf, size + 1
+        while True:
+            total, count = 0.0, 0
+            for k in range(size):
+                if z[k] > theta:
+                    total += z[k]
+                    count += 1
+            if count >= kept:
+                return theta
+            theta, kept = (total - 1.0) / count, count
+
+    @jit
+    def simplex_sweep(
+        order: Array,
+        full: bool,
+        least: float,
+        slack: float,
+        step: Array,
+        h: Array,
+        cost: Array,
+        alpha: Array,
+        live: Array,
+        lives: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        starts: Array,
+    ) -> int:
+        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order``.
+
+        A ``full`` sweep looks at every class and notes the ``live`` ones: those with α_k > 0 or within ``slack`` of
+        it. The others look at the live classes alone. The samples worth another look, because they moved
+        by more than ``least``, come to the front of ``order``; returns how many they are.
+        """
+        K = W.shape[0]
+        everyone = np.arange(K)
+        z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
+        front = 0
+        for t in range(order.shape[0]):
+            i = order[t]
+            ks = everyone if full else live[i]
+            size = K if full else lives[i]
+            row_scores(W, ks, size, z, i, data, indices, starts)
+            for j in range(size):
+                z[j] = alpha[i, ks[j]] + (z[j] + cost[i, ks[j]]) / h[i]
+            theta = threshold(z, size)
+            count, moved, inside = 0, False, False
+            for j in range(size):
+                k = ks[j]
+                new = max(z[j] - theta, 0.0)
+                change = new - alpha[i, k]
+                if abs(change) > 1e-14:
+                    alpha[i, k] = new
+                    moving[count], g[count] = k, -step[i] * change
+                    count += 1
+                    moved = moved or abs(change) > least
+                inside = inside or 0.0 < new < 1.0
+            row_update(W, moving, count, g, i, data, indices, starts)
+            if full:
+                count = 0
+                for k in range(K):
+                    if alpha[i, k] > 0 or z[k] > theta - slack / h[i]:
+                        live[i, count] = k
+                        count += 1
+                lives[i] = count
+                moved = moved or inside
+            if moved:
+                order[front] = i
+                front += 1
+        return front
+
+    @jit
+    def box_sweep(
+        order: Array,
+        least: float,
+        step: Array,
+        h: Array,
+        low: Array,
+        high: Array,
+        center: Array,
+        band: float,
+        s: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        starts: Array,
+    ) -> int:
+        """The exact coordinate step of the box. Those that moved by more than ``least`` come to the front."""
+        M = W.shape[0]
+        everyone = np.arange(M)
+        z, g, moving = np.empty(M), np.empty(M), np.empty(M, np.int64)
+        front = 0
+        for t in range(order.shape[0]):
+            i = order[t]
+            count, moved = 0, False
+            row_scores(W, everyone, M, z, i, data, indices, starts)
+            for k in range(M):
+                residual = h[i] * s[i, k] + z[k] - center[i, k]
+                size = max(abs(residual) - band, 0.0) / h[i]
+                new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
+                change = new - s[i, k]
+                if abs(change) > 1e-14:
+                    s[i, k] = new
+                    moving[count], g[count] = k, -step[i] * change
+                    count += 1
+                    moved = moved or abs(change) > least
+            row_update(W, moving, count, g, i, data, indices, starts)
+            if moved:
+                order[front] = i
+                front += 1
+        return front
+
+    @jit
+    def pairwise(
+        H: Array, A: Array, c: Array, a: Array, count: int, v: Array, ds: Array, d: Array, Hd: Array, rounds: int
+    ) -> None:
+        """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a, H symmetric.
+
+        Moves ``a``, and ``v`` with it; leaves the change of s in ``ds``. ``d`` and ``Hd`` are room to work in.
+        """
+        M = v.shape[0]
+        ds[:] = 0.0
+        for _ in range(rounds):
+            up, down, most, least = 0, 0, -np.inf, np.inf
+            for t in range(count):
+                slope = dot(A[t], v) + c[t]
+                if slope > most:
+                    up, most = t, slope
+                if a[t] > 0 and slope < least:
+                    down, least = t, slope
+            if most - least <= 1e-15 * (1.0 + abs(most)) or up == down:
+                return
+            d[:] = A[up]
+            add(d, -1.0, A[down])
+            for j in range(M):
+                Hd[j] = dot(H[j], d)
+            curvature = dot(d, Hd)
+            gamma = a[down]
+            if most - least < gamma * curvature:
+                gamma = (most - least) / curvature
+            a[up] += gamma
+            a[down] = 0.0 if gamma == a[down] else a[down] - gamma
+            add(v, -gamma, Hd)
+            add(ds, gamma, d)
+
+    @jit
+    def gram_sweep(
+        order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, v: Array
+    ) -> None:
+        """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` the flat scores, atoms are [n, T, M]."""
+        M = A.shape[2]
+        ds, d, Hd, v_i = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
+        H = np.empty((M, M))
+        for t in range(order.shape[0]):
+            i = order[t]
+            if p[i] <= 0 or counts[i] < 2:
+                continue
+            at = i * M
+            v_i[:] = v[at : at + M]
+            for j in range(M):
+                H[j] = 0.0
+                add(H[j], p[i], G[at + j, at : at + M])
+            pairwise(H, A[i], c[i], a[i], counts[i], v_i, ds, d, Hd, rounds)
+            for j in range(M):
+                if ds[j] != 0.0:
+                    add(v, -p[i] * ds[j], G[at + j])
+
+    @jit
+    def row_sweep(
+        order: Array,
+        rounds: int,
+        step: Array,
+        h: Array,
+        A: Array,
+        c: Array,
+        a: Array,
+        counts: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        starts: Array,
+    ) -> None:
+        """Block steps on the features, for a loss whose hull is known by its atoms alone: H = h_i times identity."""
+        M = W.shape[0]
+        everyone = np.arange(M)
+        ds, d, Hd, v = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
+        H = np.zeros((M, M))
+        for t in range(order.shape[0]):
+            i = order[t]
+            if counts[i] < 2:
+                continue
+            row_scores(W, everyone, M, v, i, data, indices, starts)
+            for k in range(M):
+                H[k, k] = h[i]
+            pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
+            for k in range(M):
+                ds[k] *= -step[i]
+            row_update(W, everyone, M, ds, i, data, indices, starts)
+
+    return SimpleNamespace(simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
