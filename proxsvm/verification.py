@@ -112,8 +112,9 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
 def check_loss(loss: PiecewiseLinearLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
     """Check that a loss is what it says: the support function of a polytope that has 0 in its hull.
 
-    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen, and its
-    value must not be negative; the smoothed atom, where there is one, must not be better than the best.
+    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen (and of
+    all that the loss lists, where it lists them), and its value must not be negative; the smoothed atom, where there is
+    one, must not be better than the best.
     Raises AssertionError with the numbers. For tests of your own losses.
 
     >>> from proxsvm.losses import L1Regression
@@ -132,7 +133,7 @@ def check_loss(loss: PiecewiseLinearLoss, scores: Any, target: Any, *, trials: i
         name = type(loss).__name__
         if float(best.min()) < -slack:
             raise AssertionError(f"{name} is negative, {float(best.min()):.3g}: (0, 0) is not in the hull of its atoms")
-        others = [*atoms, loss.smoothed(u, target)] if loss.smooth else atoms
+        others = [*atoms, *(loss.vertices(u, target) or [])] + ([loss.smoothed(u, target)] if loss.smooth else [])
         better = max(float((other.b(u) - best).max()) for other in others)
         if better > slack:
             raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from proxsvm import ProxProblem
 from proxsvm.losses import (
     Atom,
+    ChainHinge,
     L1Regression,
     MultiClassHinge,
+    MultiLabelHinge,
     PiecewiseLinearLoss,
     QuantileRegression,
     StructuredHinge,
@@ -83,6 +85,10 @@ def two_bit_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return outputs[:, :2], outputs[:, 2:4]
 
 
+def chain_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs.view(-1, 2, 2), outputs.view(-1, 1, 2, 2) / 2
+
+
 LOSSES = [
     LossCase("hinge", MultiClassHinge, classes),
     LossCase("hinge-smooth", lambda: MultiClassHinge(smooth=True), classes),
@@ -96,6 +102,9 @@ LOSSES = [
     LossCase("quantile", lambda: QuantileRegression(0.8), reals),
     LossCase("quantiles", lambda: QuantileRegression([0.1, 0.3, 0.6, 0.9]), lambda n: torch.randn(n)),
     LossCase("structured", TwoBits, lambda n: torch.randint(2, (n, 2)), two_bit_scores),
+    LossCase("chain", ChainHinge, lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("chain-smooth", lambda: ChainHinge(smooth=True), lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("multi-label", lambda: MultiLabelHinge(smooth=True), lambda n: torch.randint(2, (n, K))),
     LossCase("oracle-only", BinaryHinge, lambda n: torch.randint(2, (n, K)) * 2.0 - 1),
 ]
 

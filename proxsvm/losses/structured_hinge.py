@@ -16,8 +16,9 @@ class StructuredHinge(PiecewiseLinearLoss):
     """ℓ(u; y) = max over labellings ȳ of ⟨φ(ȳ) − φ(y), u⟩ + Δ(ȳ, y).
 
     A subclass says what its labellings are, in three methods: :meth:`features` is φ, :meth:`cost` is Δ and
-    :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all where they are few.
-    A labelling is a tensor (or any object) for the whole batch; the target is one of them.
+    :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all where they are few: then the
+    loss can be checked and verified by enumeration. A labelling is a tensor (or any object) for the whole batch; the
+    target is one of them. ``docs/extend.md`` walks a complete one.
 
     >>> class TwoBits(StructuredHinge):
     ...     '''Two bits and a reward for their agreement: scores [n, 3], labellings [n, 2].'''
@@ -29,6 +30,16 @@ class StructuredHinge(PiecewiseLinearLoss):
     ...         return [torch.tensor(bits).expand(len(scores), 2) for bits in ([0, 0], [0, 1], [1, 0], [1, 1])]
     >>> TwoBits()(torch.tensor([[1.0, -1.0, 0.5]]), torch.tensor([[1, 0]]))  # the best is [1, 1]: -1 + 0.5 + 1
     tensor(0.5000)
+    >>> TwoBits().decode(torch.tensor([[1.0, -1.0, 0.5]]))                  # a prediction: no target, no Δ
+    tensor([[1, 0]])
+    """
+
+    exact: bool = True
+    """Whether :meth:`decode` always finds the best labelling.
+
+    A loss with an approximate decoder sets it to False. Every atom stays a piece of the loss, and y itself is taken
+    where the decoder finds nothing better, so a step is still a feasible ascent step of the dual, with γ = 0 where it
+    does not help. But the value and the gap are then lower bounds, and no certificates.
     """
 
     @abstractmethod
@@ -41,16 +52,17 @@ class StructuredHinge(PiecewiseLinearLoss):
         """Δ(ȳ, y) ≥ 0 for each sample, ``[n]``, with Δ(y, y) = 0."""
         raise NotImplementedError(f"{type(self).__name__} must define cost(labelling, target)")
 
-    def decode(self, scores: Any, target: Any) -> Any:
+    def decode(self, scores: Any, target: Any = None) -> Any:
         """The labelling of the largest ⟨φ(ȳ), u⟩ + Δ(ȳ, y) for each sample: loss-augmented inference.
 
+        Without a target it is the prediction, the labelling of the largest ⟨φ(ȳ), u⟩. Training never asks for that.
         The default tries every labelling that :meth:`labellings` lists.
         """
         listed = self.labellings(scores, target)
         if listed is None:
             raise NotImplementedError(f"{type(self).__name__} must define decode(scores, target) or labellings(...)")
         all_labels = torch.stack(list(listed))
-        value = torch.stack([self._atom(labels, scores, target).b(scores) for labels in all_labels])
+        value = torch.stack([self._augmented_score(labels, scores, target) for labels in all_labels])
         best = value.argmax(0)
         return all_labels[best, torch.arange(len(best), device=best.device)]
 
@@ -58,16 +70,36 @@ class StructuredHinge(PiecewiseLinearLoss):
         """Every labelling, each for the whole batch; only for structures so small that they can be listed."""
         return None
 
+    def _augmented_score(self, labelling: Any, scores: Any, target: Any) -> Tensor:
+        """⟨φ(ȳ), u⟩ + Δ(ȳ, y), ``[n]``; without a target Δ is left out."""
+        first = parts(scores)[0]
+        zero = first.new_zeros(len(first))
+        c = zero if target is None else self.cost(labelling, target).to(first)
+        return Atom(self.features(labelling, scores), c).b(scores)
+
     def _atom(self, labelling: Any, scores: Any, target: Any) -> Atom:
         phi, truth = self.features(labelling, scores), self.features(target, scores)
         s = tuple(a - b for a, b in zip(parts(phi), parts(truth), strict=True))
         return Atom(like(scores, s), self.cost(labelling, target).to(parts(scores)[0]))
 
     def oracle(self, scores: Any, target: Any) -> Atom:
-        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ."""
-        return self._atom(self.decode(scores, target), scores, target)
+        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not taken."""
+        found = self._atom(self.decode(scores, target), scores, target)
+        return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
 
     def vertices(self, scores: Any, target: Any) -> list[Atom] | None:
         """An atom for each listed labelling."""
         listed = self.labellings(scores, target)
         return None if listed is None else [self._atom(labels, scores, target) for labels in listed]
+
+    def extra_repr(self) -> str:
+        """Says so where the decoder is approximate."""
+        return super().extra_repr() + ("" if self.exact else ", exact=False")
+
+
+def finite(x: Tensor) -> Tensor:
+    """Whether all of ``x`` is finite, as a 0-dim tensor: 0 · x sums to 0 unless it holds a NaN or an infinity.
+
+    Ten times quicker than ``x.isfinite().all()``.
+    """
+    return (x.detach() * 0).sum() == 0

@@ -1,0 +1,1 @@
+"""Structured losses on real data: OCR letters, CoNLL-2000 chunking, CamVid."""

@@ -1,0 +1,123 @@
+"""The multi-label hinge: every label is on or off, by itself or tied to others by a tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm.extras import load
+from proxsvm.losses.base import Atom, Polytope, Reduction, require
+from proxsvm.losses.forest_hinge import Forest
+from proxsvm.losses.structured_hinge import finite
+from proxsvm.losses.tree_hinge import TreeHinge
+
+
+class MultiLabelHinge(TreeHinge):
+    """ℓ(u; y) = max over ȳ in {0, 1}^L of score(ȳ) − score(y) + Δ(ȳ, y), with Δ the number of wrong labels.
+
+        score(y) = Σ_l u_l y_l + Σ_l pairwise[l, y_parent(l), y_l]
+
+    Without a tree the labels are independent, ℓ = Σ_l max(0, 1 − (2y_l − 1) u_l), the sum of L binary hinges.
+    Scores: u ``[B, L]``; with a tree ``(u, pairwise)``, pairwise ``[L, 2, 2]`` or ``[B, L, 2, 2]`` indexed
+    (parent off or on, label off or on), a root's entry not used. Target: ``[B, L]`` of 0 and 1, integer or bool.
+
+    Args:
+        parents: the tree of labels, L integers, −1 at a root; None for independent labels.
+        normalize: divide Δ by L.
+        smooth: train with the marginals (the sigmoid, for independent labels) where that can raise the dual.
+        reduction: as in torch, see :class:`~proxsvm.losses.PiecewiseLinearLoss`.
+
+    >>> MultiLabelHinge()(torch.tensor([[2.0, 0.5, 0.5]]), torch.tensor([[1, 1, 0]]))    # 0 + 0.5 + 1.5
+    tensor(2.)
+    >>> together = torch.tensor([[0.0, 0.0], [0.0, 3.0]]).expand(2, 2, 2)               # 3 for both labels on
+    >>> MultiLabelHinge([-1, 0]).decode((torch.tensor([[-1.0, -1.0]]), together))
+    tensor([[1, 1]])
+    """
+
+    parents: Tensor | None
+
+    def __init__(
+        self,
+        parents: Any = None,
+        *,
+        normalize: bool = False,
+        smooth: bool = False,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(normalize=normalize, smooth=smooth, reduction=reduction)
+        self.register_buffer("parents", None if parents is None else torch.as_tensor(parents))
+
+    def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
+        """Check everything; with a tree, labels become nodes with the two states off and on."""
+        if isinstance(target, Forest):
+            return scores, target  # it is prepared
+        name = type(self).__name__
+        if self.parents is not None and (not isinstance(scores, (tuple, list)) or len(scores) != 2):
+            raise TypeError(f"{name} with a tree needs the scores (u, pairwise); got a {type(scores).__name__}")
+        u, *pairwise = scores if self.parents is not None else (scores,)
+        if not isinstance(u, Tensor) or u.dim() != 2 or u.numel() == 0:
+            given = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+            raise ValueError(f"{name} got label scores of {given}; expected [B, L], and no tuple without a tree")
+        if u.dtype in (torch.float16, torch.bfloat16):
+            u = u.float()
+        if not isinstance(target, Tensor) or target.is_floating_point():
+            raise TypeError(f"{name} got a target that is no integer or bool tensor; expected 0 and 1, target.long()")
+        if target.shape != u.shape:
+            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(u.shape)}")
+        require((target == 0) | (target == 1), f"{name} got a target that is not 0 or 1")
+        if self.parents is None:
+            require(finite(u), f"{name} got scores that are NaN or infinite")
+            return u, target.long()
+        B, L = u.shape
+        if self.parents.shape != (L,):
+            raise ValueError(f"{name} has a tree of {tuple(self.parents.shape)} labels, but the scores have {L}")
+        if pairwise[0].shape not in ((L, 2, 2), (B, L, 2, 2)):
+            raise ValueError(
+                f"{name} got pairwise scores of shape {tuple(pairwise[0].shape)}; expected ({L}, 2, 2) or "
+                f"({B}, {L}, 2, 2)"
+            )
+        states = torch.stack([torch.zeros_like(u), u], 2)
+        return super().prepare((states, pairwise[0].expand(B, L, 2, 2)), (target.long(), self.parents.expand(B, L)))
+
+    def decode(self, scores: Any, target: Any = None) -> Tensor:  # type: ignore[override]
+        """The best labels ``[B, L]``: a prediction, or augmented with a target."""
+        u = scores if self.parents is None else scores[0]
+        blank = torch.zeros_like(u, dtype=torch.long)
+        prepared, labels = self.prepare(scores, blank if target is None else target)
+        if self.parents is not None:
+            return self._labels(prepared, labels, augmented=target is not None)[:, : u.shape[1]]
+        gain = self._gain(prepared, labels) if target is not None else torch.zeros_like(u)
+        on: Tensor = u.detach() + gain > 0
+        return on.long()
+
+    # Independent labels, in closed form.
+
+    def _gain(self, u: Tensor, target: Tensor) -> Tensor:
+        """What Δ grows by when a label goes on, ``[B, L]``."""
+        return (1 - 2 * target).to(u) / (u.shape[1] if self.normalize else 1)
+
+    def oracle(self, scores: Any, target: Any) -> Atom:
+        """The best labelling's atom; without a tree every label decides by itself."""
+        if self.parents is not None:
+            return super().oracle(scores, target)
+        gain = self._gain(scores, target)
+        s = (scores + gain > 0).to(scores) - target
+        return Atom(s, (s * gain).sum(1))
+
+    def smoothed(self, scores: Any, target: Any) -> Atom:
+        """s = p − y with the marginals p, and the expected Δ."""
+        if self.parents is not None:
+            return super().smoothed(scores, target)
+        s = scores.sigmoid() - target
+        return Atom(s, (s * self._gain(scores, target)).sum(1))
+
+    def polytope(self, scores: Any, target: Any) -> Polytope:
+        """The tree's flow polytope, or a box: 0 ≤ μ ≤ 1, s = μ − y."""
+        if self.parents is not None:
+            return super().polytope(scores, target)
+        cp = load("cvxpy", extra="qp")
+        y, gain = target.cpu().numpy(), self._gain(scores, target).cpu().numpy()
+        mu = cp.Variable(y.shape, nonneg=True)
+        return Polytope((mu - y,), cp.sum(cp.multiply(gain, mu - y), axis=1), [mu <= 1])

@@ -1,0 +1,163 @@
+"""The structured experiments on tiny data in the official formats; the real sets where they are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.structured import camvid, chunking, ocr
+from experiments.structured.runs import ChainLikelihood, Runs, need
+from experiments.structured.structural_svm import ChainSVM
+from proxsvm import ProxProblem
+from proxsvm.losses import ChainHinge
+from proxsvm.solvers import ExactQP
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_certificate_of_the_structural_svm_encloses_the_exact_value():
+    torch.manual_seed(0)
+    N, T, D, K, decay = 6, 3, 2, 3, 0.2
+    x, labels, lengths = torch.randn(N, T, D).double(), torch.randint(K, (N, T)), torch.tensor([3, 1, 2, 3, 3, 2])
+    W, A = (torch.zeros(s, dtype=torch.double, requires_grad=True) for s in ((D, K), (K, K)))
+    problem = ProxProblem.from_scores(ChainHinge(), (x @ W, A), (labels, lengths), [W, A], lr=1 / decay)
+    exact = float(problem.dual(ExactQP().solve(problem)))
+    states = list(ChainSVM(x, labels, lengths, K, decay).solve(tol=1e-5, max_passes=300, block=3))
+    for now in states:
+        assert now.dual <= exact + 1e-8 <= now.primal + 2e-8
+    assert states[-1].relative_gap <= 1e-5
+    assert states[-1].dual == pytest.approx(exact, rel=1e-4)
+
+
+def test_the_likelihood_is_its_enumeration():
+    torch.manual_seed(0)
+    B, T, K = 3, 4, 3
+    unary, pairwise = (torch.randn(s).double().requires_grad_() for s in ((B, T, K), (K, K)))
+    labels, lengths = torch.randint(K, (B, T)), torch.tensor([4, 2, 1])
+    expected = torch.zeros((), dtype=torch.double)
+    for i, n in enumerate(lengths.tolist()):
+
+        def score(z, i=i, n=n):
+            return sum(unary[i, t, z[t]] for t in range(n)) + sum(pairwise[z[t], z[t + 1]] for t in range(n - 1))
+
+        every = torch.stack([score(z) for z in itertools.product(range(K), repeat=n)])
+        expected = expected + (every.logsumexp(0) - score(labels[i].tolist())) / B
+    value = ChainLikelihood()((unary, pairwise), (labels, lengths))
+    assert value.detach() == pytest.approx(float(expected.detach()))
+    for a, b in zip(
+        torch.autograd.grad(value, (unary, pairwise)), torch.autograd.grad(expected, (unary, pairwise)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_finished_runs_are_not_run_again(tmp_path):
+    runs, calls = Runs(tmp_path / "a" / "runs.jsonl"), []
+    for _ in range(2):
+        runs.once(lambda: {"value": calls.append(1) or len(calls)}, method="x", seed=1)
+    again = Runs(tmp_path / "a" / "runs.jsonl")
+    assert again.once(lambda: {"value": -1}, method="x", seed=1)["value"] == 1
+    assert again.once(lambda: {"value": 2}, method="x", seed=2)["value"] == 2
+    assert [json.loads(line)["value"] for line in (tmp_path / "a" / "runs.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_missing_data_says_how_to_get_it(tmp_path):
+    with pytest.raises(SystemExit, match=r"letter\.data is not there.*--data DIR"):
+        need(tmp_path / "letter.data", ocr.HOW)
+
+
+def write_letters(path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lines, at = [], 0
+    for word in range(30):
+        text = ["ab", "bca", "c"][word % 3]
+        for t, letter in enumerate(text):
+            at += 1
+            pixels = (draw.random(128) < 0.2).astype(int)
+            pixels[ord(letter) - ord("a")] = 1
+            after = at + 1 if t + 1 < len(text) else -1
+            lines.append("\t".join(map(str, [at, letter, after, word + 1, t + 1, word % 10, *pixels])))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_ocr_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    write_letters(tmp_path / "letter.data")
+    words, fold = ocr.load(tmp_path / "letter.data")
+    assert words.x.shape == (30, 3, 129)
+    assert words.lengths.tolist() == [2, 3, 1] * 10
+    assert fold.tolist() == [i % 10 for i in range(30)]
+    command = ["ocr", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "2", "2"]
+    monkeypatch.setattr(
+        "sys.argv", [*command, "--tol", "0.5", "--decay", "0.5", "--picture", str(tmp_path / "ocr.png")]
+    )
+    for _ in range(2):
+        ocr.main()
+    out = capsys.readouterr().out
+    assert out.count("running:") == 2 * len(ocr.METHODS)
+    assert out.count("already done:") == 2 * len(ocr.METHODS)
+    assert (tmp_path / "ocr.png").stat().st_size > 1000
+
+
+def test_chunking_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    sentence = "He PRP B-NP\nreads VBZ B-VP\nold JJ B-NP\nbooks NNS I-NP\n. . O\n\n"
+    (tmp_path / "conll2000").mkdir()
+    (tmp_path / "conll2000" / "train.txt").write_text(sentence * 20)
+    (tmp_path / "conll2000" / "test.txt").write_text(sentence * 3)
+    command = ["chunking", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "2"]
+    monkeypatch.setattr("sys.argv", [*command, "--picture", str(tmp_path / "c.png")])
+    chunking.main()
+    assert capsys.readouterr().out.count("running:") == len(chunking.METHODS)
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install 'proxsvm[experiments]'")
+    draw = np.random.default_rng(0)
+    for split, count in {"train": 4, "val": 2, "test": 24}.items():
+        for folder in (split, f"{split}annot"):
+            (tmp_path / "camvid" / folder).mkdir(parents=True)
+        for i in range(count):
+            labels = np.zeros((8, 10), dtype=np.uint8)
+            labels[4:] = camvid.ROAD
+            labels[0, 0] = camvid.UNLABELLED
+            picture = (draw.random((8, 10, 3)) * 50 + 150 * (labels == camvid.ROAD)[..., None]).astype(np.uint8)
+            image.fromarray(picture).save(tmp_path / "camvid" / split / f"{i}.png")
+            image.fromarray(labels).save(tmp_path / "camvid" / f"{split}annot" / f"{i}.png")
+    command = [
+        "camvid",
+        "--data",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "r.jsonl"),
+        "--epochs",
+        "2",
+        "--seeds",
+        "0",
+    ]
+    monkeypatch.setattr("sys.argv", [*command, "--weights", str(tmp_path / "w"), "--picture", str(tmp_path / "c.png")])
+    camvid.main()
+    assert "grid hinge" in capsys.readouterr().out
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_the_best_chunks_are_seqevals():
+    metrics = pytest.importorskip(
+        "seqeval.metrics", reason="seqeval is not installed: pip install 'proxsvm[experiments]'"
+    )
+    truth, found = [["B-NP", "I-NP", "O", "B-VP"]], [["B-NP", "O", "O", "B-VP"]]
+    assert metrics.f1_score(truth, found) == pytest.approx(0.5)  # one of two chunks, as conlleval counts
+
+
+@pytest.mark.skipif(not (DATA / "letter.data").exists(), reason="data/letter.data is not there: see docs/structured.md")
+def test_the_real_letters():
+    words, fold = ocr.load(DATA / "letter.data")
+    assert (len(words.x), int(words.lengths.sum()), len(fold.unique())) == (6877, 52152, 10)
