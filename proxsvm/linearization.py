@@ -8,6 +8,7 @@ No second forward pass: dropout masks and batch-norm statistics are those of the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -49,8 +50,15 @@ class Linearization:
         self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, made when needed
         self._g: tuple[Tensor, ...] = ()
 
-    def vjp(self, s: Scores) -> list[Tensor]:
-        """Jᵀ s, one tensor a parameter; ``s`` has the structure of the scores."""
+    def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
+        """Jᵀ s, one tensor a parameter; ``s`` has the structure of the scores.
+
+        With ``reuse`` this backward pass is recorded and serves later calls of :meth:`jvp`, which would else begin
+        with one of their own: for solvers that are going to need both.
+        """
+        if reuse and self._v is None:
+            self._record(tuple(x.detach().to(u.dtype) for u, x in zip(parts(self.scores), parts(s), strict=True)))
+            return [g.detach() for g in self._g]
         used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), parts(s), strict=True) if u.requires_grad]
         with _explained():
             grads = torch.autograd.grad(
@@ -63,7 +71,10 @@ class Linearization:
 
         g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is made once and kept.
         """
-        v = self._double()
+        if self._v is None:
+            self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
+        v = self._v
+        assert v is not None
         live = [(g, x) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
         if not live:
             return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
@@ -76,31 +87,62 @@ class Linearization:
             tuple(torch.zeros_like(u) if c is None else c for u, c in zip(parts(self.scores), changes, strict=True)),
         )
 
-    def _double(self) -> tuple[Tensor, ...]:
-        if self._v is None:
-            with torch.enable_grad(), _explained():
-                v = tuple(torch.zeros_like(u, requires_grad=True) for u in parts(self.scores))
-                used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
+    def _record(self, at: tuple[Tensor, ...]) -> None:
+        """Make v = ``at`` and the graph of g(v) = Jᵀ v."""
+        with torch.enable_grad(), _explained():
+            v = tuple(x.clone().requires_grad_() for x in at)
+            used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
+            grads = torch.autograd.grad(
+                [u for u, _ in used], self.params, [x for _, x in used], create_graph=True, allow_unused=True
+            )
+        self._g = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True))
+        self._v = v
+
+    def jacobian(self, chunk: int = 64) -> Tensor:
+        """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems.
+
+        ``chunk`` rows at a time are taken in one batched backward pass; where an operation of the network does not
+        support that, one by one.
+        """
+        rows, batched = [], True
+        shapes = [(u.shape, u.numel()) for u in parts(self.scores)]
+        m, first = sum(size for _, size in shapes), parts(self.scores)[0]
+        for start in range(0, m, chunk):
+            unit = torch.zeros(min(chunk, m - start), m, dtype=first.dtype, device=first.device)
+            unit.diagonal(start).fill_(1)
+            units = [x.reshape(-1, *shape) for x, (shape, _) in zip(unit.split([k for _, k in shapes], 1), shapes)]
+            found = self._batched_vjp(units) if batched else None
+            if found is None:
+                batched = False
+                each = (like(self.scores, tuple(x[j] for x in units)) for j in range(len(unit)))
+                found = torch.stack([torch.cat([g.reshape(-1) for g in self.vjp(s)]) for s in each])
+            rows.append(found)
+        return torch.cat(rows)
+
+    def _batched_vjp(self, s: Sequence[Tensor]) -> Tensor | None:
+        """Jᵀ s for a batch of them, ``[b, P]``; None where vmap has no rule for an operation."""
+        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # vmap warns where it would fall back to a slow loop
                 grads = torch.autograd.grad(
                     [u for u, _ in used],
                     self.params,
                     [x for _, x in used],
-                    create_graph=True,
+                    retain_graph=True,
                     allow_unused=True,
+                    is_grads_batched=True,
                 )
-            self._g = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True))
-            self._v = v
-        return self._v
-
-    def jacobian(self) -> Tensor:
-        """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems."""
-        rows = []
-        for k, u in enumerate(parts(self.scores)):
-            for j in range(u.numel()):
-                unit = [torch.zeros_like(x) for x in parts(self.scores)]
-                unit[k].view(-1)[j] = 1
-                rows.append(torch.cat([g.reshape(-1) for g in self.vjp(like(self.scores, tuple(unit)))]))
-        return torch.stack(rows)
+        except (RuntimeError, UserWarning, NotImplementedError):
+            return None
+        b = len(s[0])
+        return torch.cat(
+            [
+                (p.new_zeros(b, p.numel()) if g is None else g.reshape(b, -1))
+                for p, g in zip(self.params, grads, strict=True)
+            ],
+            1,
+        )
 
 
 def leaves(scores: Scores) -> set[int]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import torch
 from torch import Tensor
 
+from proxsvm.features import FeatureLinearization, as_features
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
 from proxsvm.update import Sweep
@@ -53,7 +54,8 @@ class DualPoint:
     """A point of the dual: a convex combination of atoms for each sample, as its two aggregates.
 
     ``delta``: one tensor a parameter; ``lam``: a 0-dim tensor; ``gamma``: the mass moved away from the start,
-    1 − Π(1 − γ_t); ``steps``: how many; ``dual``: D as tracked along the way; ``gap``: where the solver knows it.
+    1 − Π(1 − γ_t); ``steps``: how many; ``dual``: D as tracked along the way; ``gap``: where the solver knows it;
+    ``atom``: each sample's own combination (s_i, c_i), where the solver keeps it.
     """
 
     delta: Sequence[Tensor]
@@ -62,6 +64,7 @@ class DualPoint:
     steps: int
     dual: Tensor | None = None
     gap: Tensor | None = None
+    atom: Atom | None = None
 
 
 class Group(NamedTuple):
@@ -167,6 +170,55 @@ class ProxProblem:
         one = torch.ones_like(value)
         return cls(flat, groups, first=DualPoint(grads, value, one, 1))
 
+    @classmethod
+    def from_features(
+        cls,
+        loss: PiecewiseLinearLoss,
+        features: Any,
+        target: Any,
+        *,
+        lr: Number,
+        weight_decay: float = 0.0,
+        weight: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> ProxProblem:
+        """The problem of a linear model, whose scores are features times weights: no network, no graph.
+
+        From w = 0 it *is* the SVM  min ½‖w‖² + C Σ_i ℓ(x_i w; y_i), scaled by 1/(N·C): take η = N·C.
+
+        Args:
+            loss: the loss ℓ.
+            features: ``[n, F]``, a dense tensor or a sparse one (torch or SciPy).
+            target: the y of the loss; class indices give as many outputs as there are classes in them, real targets
+                one output for each entry of a sample.
+            lr: η.
+            weight_decay: r = weight_decay · w.
+            weight: w_t, ``[*out, F]`` (``[K, F]`` for K classes); 0 if None.
+            sample_weight: ``[n]``, as in the loss.
+
+        >>> from proxsvm.losses import MultiClassHinge
+        >>> X, y = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
+        >>> problem = ProxProblem.from_features(MultiClassHinge(), X, y, lr=2.0)     # N = 2, C = 1
+        >>> problem.params[0].shape, problem.primal(problem.start())
+        (torch.Size([2, 1]), tensor(1.))
+        """
+        X, y = as_features(features), torch.as_tensor(target)
+        if len(y) != len(X):
+            raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected as many")
+        y = y.to(X.device)
+        if weight is None:
+            out = y.shape[1:] if y.is_floating_point() else (int(y.max()) + 1,)
+            weight = torch.zeros(*out, X.shape[1], dtype=X.dtype, device=X.device)
+        elif weight.shape[-1] != X.shape[1]:
+            raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [..., {X.shape[1]}], the features' F")
+        line = FeatureLinearization(X, weight.detach())
+        scores, y = loss.prepare(line.scores, y)
+        if loss.reduction == "none":
+            raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
+        p = loss.coefficients(parts(scores)[0].new_empty(len(X)), sample_weight)
+        flat, groups = _flatten([weight.detach()], lr, weight_decay)
+        return cls(flat, groups, Origin(loss, scores, y, p), line)
+
     def expect(self, b: Tensor) -> Tensor:
         """Σ_i p_i b_i, the mean of a number a sample. Every sum over samples is made here."""
         return torch.dot(self.origin.coefficients, b)
@@ -185,18 +237,22 @@ class ProxProblem:
         loss, scores, target, _, atom = self.origin
         return self.vertex(loss.direction(_detach(scores), target) if atom is None else atom)
 
-    def vertex(self, atom: Atom) -> DualPoint:
-        """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i)."""
+    def vertex(self, atom: Atom, reuse: bool = False) -> DualPoint:
+        """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i).
+
+        ``reuse``: as in :meth:`Linearization.vjp <proxsvm.linearization.Linearization.vjp>`.
+        """
         _, scores, _, p, _ = self.origin
         weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
         lam = self.expect(atom.b(_detach(scores)))
-        return DualPoint(self.linearization.vjp(like(scores, weighted)), lam, torch.ones_like(lam), 1)
+        delta = self.linearization.vjp(like(scores, weighted), reuse)
+        return DualPoint(delta, lam, torch.ones_like(lam), 1, atom=atom)
 
-    def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:
-        """The Frank-Wolfe vertex at ``point``, and the certified gap P − D there.
+    def best_atom(self, point: DualPoint) -> tuple[Atom, Tensor]:
+        """The Frank-Wolfe atom at ``point``, and the certified gap P − D there.
 
-        The vertex is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom
-        there, for as long as that promises at least half of the gap.
+        It is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom there,
+        for as long as that promises at least half of the gap.
         """
         loss, _, target, p, _ = self.origin
         v = self.linearised_scores(point)
@@ -207,6 +263,11 @@ class ProxProblem:
             soft = loss.direction(v, target)
             promise = self.expect(soft.b(v)) - spent
             atom = soft.where((promise >= gap / 2).expand(len(p)), atom)
+        return atom, gap
+
+    def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:
+        """The Frank-Wolfe vertex at ``point``, and the certified gap P − D there."""
+        atom, gap = self.best_atom(point)
         return self.vertex(atom), gap
 
     # The dual along a segment.

@@ -1,6 +1,7 @@
 """Losses: each is one oracle over a polytope."""
 
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Polytope
+from proxsvm.losses.hulls import Box, Simplex
 from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
 from proxsvm.losses.quantile_regression import QuantileRegression
@@ -10,11 +11,13 @@ from proxsvm.losses.weston_watkins_hinge import WestonWatkinsHinge
 
 __all__ = [
     "Atom",
+    "Box",
     "L1Regression",
     "MultiClassHinge",
     "PiecewiseLinearLoss",
     "Polytope",
     "QuantileRegression",
+    "Simplex",
     "StructuredHinge",
     "TopKHinge",
     "WestonWatkinsHinge",

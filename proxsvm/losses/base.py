@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from proxsvm.losses.hulls import Box, Simplex
 
 Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -121,6 +124,10 @@ class PiecewiseLinearLoss(nn.Module):
 
     def polytope(self, scores: Any, target: Any) -> Polytope | None:
         """The hull of S(y) in a few linear constraints of cvxpy, where the loss has such a form, for ExactQP."""
+        return None
+
+    def hull(self, scores: Any, target: Any) -> Simplex | Box | None:
+        """The hull of S(y) where it is a simplex or a box: the fast solvers then know its exact block step."""
         return None
 
     # What follows from it.

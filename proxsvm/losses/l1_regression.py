@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction
+from proxsvm.losses.hulls import Box
 from proxsvm.losses.regression import RegressionLoss, per_sample
 
 
@@ -15,7 +17,6 @@ class L1Regression(RegressionLoss):
     Atoms: every s in {−1, 0, 1}^m, c = −⟨s, y⟩ − ε‖s‖₁. Scores and target ``[n, ...]``, one shape.
     With ε = 0 it is m times ``torch.nn.L1Loss``; with one output it is the loss of support vector regression.
 
-    >>> import torch
     >>> L1Regression()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor(3.)
     """
@@ -31,6 +32,10 @@ class L1Regression(RegressionLoss):
         residual = scores - target
         s = residual.sign() * (residual.abs() > self.epsilon)
         return Atom(s, -per_sample(s * target + self.epsilon * s.abs()))
+
+    def hull(self, scores: Tensor, target: Tensor) -> Box:
+        """The box −1 ≤ s ≤ 1 with the band."""
+        return Box(-torch.ones_like(scores), torch.ones_like(scores), target, self.epsilon)
 
     def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
         """s = a − b with a, b ≥ 0 and a + b ≤ 1; c = −⟨s, y⟩ − ε Σ (a + b)."""

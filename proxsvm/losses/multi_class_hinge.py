@@ -10,6 +10,7 @@ from torch import Tensor
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction
 from proxsvm.losses.classes import ClassLoss, one_hot
+from proxsvm.losses.hulls import Simplex
 
 
 class MultiClassHinge(ClassLoss):
@@ -84,6 +85,10 @@ class MultiClassHinge(ClassLoss):
         s = cast(Tensor, soft.s) * helps
         s.scatter_add_(1, k, back).scatter_add_(1, target[:, None], -back)
         return Atom(s, torch.where(helps, soft.offset[:, None], back * delta).squeeze(1))
+
+    def hull(self, scores: Tensor, target: Tensor) -> Simplex:
+        """The simplex of the classes."""
+        return Simplex(target, self._task_loss(scores, target))
 
     def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
         """The simplex: α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = Σ_k α_k Δ(k, y)."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction
+from proxsvm.losses.hulls import Box
 from proxsvm.losses.regression import RegressionLoss, per_sample
 
 
@@ -50,6 +51,11 @@ class QuantileRegression(RegressionLoss):
         """−τ below the target, 1 − τ above it."""
         s = (scores > target).to(scores) - self.tau.to(scores)
         return Atom(s, -per_sample(s * target))
+
+    def hull(self, scores: Tensor, target: Tensor) -> Box:
+        """The box −τ ≤ s ≤ 1 − τ."""
+        tau = self.tau.to(scores).expand(scores.shape)
+        return Box(-tau, 1 - tau, target)
 
     def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
         """The box −τ ≤ s ≤ 1 − τ."""
