@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxsvm.problem import DualPoint, ProxProblem, certified
-from proxsvm.solvers.base import DualSolver
+from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 
 
 @dataclass(frozen=True)
 class MultiStepFW(DualSolver):
     """Up to ``max_steps`` steps of the proximal Frank-Wolfe algorithm (Algorithm 2).
 
-    Each step takes the oracle's atom at the linearised scores u + J d, which certifies the gap P − D on the way, and
-    stops once the relative gap (P − D)/(P − D₀) is at most ``tol``. A step costs a vjp and a jvp of the network.
+    Each step takes the oracle's atom at the linearised scores u + J d, which certifies the gap P − D on the way. A
+    step costs a vjp and a jvp of the network.
+
+    Args:
+        max_steps: the most steps.
+        tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
+        fraction: stop once the gap is at most this fraction of the first one. With 0.3, say, an easy batch costs one
+            step, and only the hard ones get more.
+        callback: called with a :class:`~proxsvm.solvers.Trace` before each step.
 
     >>> import torch
     >>> from proxsvm import ProxProblem
@@ -28,19 +35,23 @@ class MultiStepFW(DualSolver):
 
     max_steps: int = 10
     tol: float = 1e-3
+    fraction: float = 0.0
+    callback: Callback | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps is {self.max_steps}; expected at least 1")
-        if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}; expected a relative gap of 0 or more")
+        check_options(tol=self.tol, max_steps=self.max_steps)
+        if not 0 <= self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction}; expected a fraction of the first gap, in [0, 1)")
 
     def solve(self, problem: ProxProblem) -> DualPoint:
-        """Step until the certified relative gap is at most ``tol``."""
-        point = problem.start()
-        for _ in range(self.max_steps):
-            vertex, gap = problem.conditional_gradient(point)
-            if not problem.relative(gap, point) > self.tol:  # also where it is not a number
+        """Step until the certified gap is small."""
+        clock, point, first = Clock(self.callback), problem.start(), None
+        for step in range(self.max_steps):
+            atom, gap = problem.best_atom(point)
+            clock(step, point.dual, gap)
+            first = gap if first is None else first
+            # The negated form also stops where the gap is not a number.
+            if not (problem.relative(gap, point) > self.tol and gap > self.fraction * first):
                 return certified(point, gap)
-            point = problem.move(point, vertex)
+            point = problem.move(point, problem.vertex(atom, reuse=self.max_steps > 1))
         return point

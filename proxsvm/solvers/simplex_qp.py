@@ -1,0 +1,58 @@
+"""A tiny quadratic programme over the simplex, by an active-set method."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def simplex_qp(Q: Array, b: Array, start: int = 0) -> Array:
+    """argmax over a ≥ 0, Σa = 1 of ⟨b, a⟩ − ½ ⟨a, Q a⟩, for Q positive semi-definite.
+
+    From the vertex ``start`` it adds the entry of the largest slope to the support, solves on the support exactly, and
+    drops what reaches zero on the way. The objective never decreases. Made for a few dozen entries.
+
+    >>> simplex_qp(np.eye(2), np.array([1.0, 0.5])).tolist()
+    [0.75, 0.25]
+    """
+    size = len(b)
+    a = np.zeros(size)
+    a[start] = 1.0
+    support = [start]
+    scale = max(float(np.abs(Q).max()), float(np.abs(b).max()), 1e-300)
+    for _ in range(10 * size):
+        slope = b - Q @ a
+        free = int(slope.argmax())
+        if free in support or slope[free] - slope @ a <= 1e-13 * scale:
+            return a
+        support.append(free)
+        while True:
+            direction = _best_on(Q, b, support) - a[support]
+            shrinking = direction < 0
+            limits = np.full(len(support), np.inf)
+            limits[shrinking] = -a[support][shrinking] / direction[shrinking]
+            step = min(1.0, float(limits.min()))
+            a[support] += step * direction
+            if step == 1.0:
+                break
+            out = int(limits.argmin())
+            a[support[out]] = 0.0
+            del support[out]
+        a = np.maximum(a, 0.0)
+        a /= a.sum()
+    return a
+
+
+def _best_on(Q: Array, b: Array, support: list[int]) -> Array:
+    """The maximiser with Σa = 1 on the support, signs left free; a little ridge where Q is singular there."""
+    k = len(support)
+    system = np.ones((k + 1, k + 1))
+    block = Q[np.ix_(support, support)]
+    ridge = 1e-13 * max(float(np.trace(block)), 1e-300) / k
+    system[:k, :k] = block + ridge * np.eye(k)
+    system[k, k] = 0.0
+    weights: Array = np.linalg.lstsq(system, np.append(b[support], 1.0), rcond=None)[0][:k]
+    return weights
