@@ -24,7 +24,7 @@ from proxsvm.losses import (
     TopKHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.solvers import DualSolver, MultiStepFW, SingleStepFW
+from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
 
@@ -160,6 +160,9 @@ SOLVERS: list[DualSolver] = [
     SingleStepFW(),
     MultiStepFW(max_steps=1),
     MultiStepFW(max_steps=20, tol=0.0),
+    MultiStepFW(max_steps=20, tol=0.0, fraction=0.3),
+    CorrectiveFW(max_steps=20, tol=0.0),
+    BlockFW(tol=1e-8),
 ]
 
 

@@ -37,7 +37,7 @@ class CorrectiveFW(DualSolver):
     >>> from proxsvm.losses import L1Regression
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
     >>> problem = ProxProblem.from_scores(L1Regression(), w * torch.tensor([1.0, 3.0]), torch.zeros(2), [w], lr=10.0)
-    >>> point = CorrectiveFW(max_steps=20, tol=1e-4).solve(problem)
+    >>> point = CorrectiveFW(max_steps=30, tol=1e-4).solve(problem)
     >>> bool(problem.relative_gap(point) <= 1e-4)
     True
     """
@@ -55,115 +55,110 @@ class CorrectiveFW(DualSolver):
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """Step until the certified gap is small."""
-        clock, first = Clock(self.callback), None
+        clock, first, steps = Clock(self.callback), None, 0
         loss, target, p = problem.origin.loss, problem.origin.target, problem.origin.coefficients
         seen = _Seen(problem, self.memory)
-        steps = 0
         while True:
-            v = seen.scores()
-            exact = loss.oracle(v, target)
-            gap = torch.dot(p, exact.b(v) - seen.now.b(v))
+            v, now = seen.scores(), seen.now()
+            vertex = loss.oracle(v, target)
+            gap = torch.dot(p, vertex.b(v) - now.b(v))
             clock(steps, seen.dual, gap)
             first = gap if first is None else first
             enough = not (gap > self.tol * (gap + seen.dual - seen.dual_of_start) and gap > self.fraction * first)
             if enough or steps == self.max_steps:
                 return seen.point(steps, gap)
-            seen.add(self._candidate(problem, seen, v, exact))
+            hull = loss.hull(v, target)
+            if steps == 0:
+                seen.add(loss.direction(v, target))
+            elif hull is None or steps % 3 == 0:  # a vertex now and then: it reaches across the hull
+                seen.add(vertex)
+            else:
+                h = (seen.curvature * p).clamp(min=1e-9 * float(seen.curvature * p.max())).clamp(min=1e-30)
+                h = h.reshape(-1, *[1] * (v.dim() - 1))
+                seen.add(hull.nearest(v + h * now.s, h))
             steps += 1
-
-    def _candidate(self, problem: ProxProblem, seen: _Seen, v: Scores, exact: Atom) -> Atom:
-        loss, _, target, p = problem.origin
-        hull = loss.hull(v, target)
-        if seen.curvature is None:
-            return loss.direction(v, target)
-        if hull is None or not isinstance(v, Tensor) or not isinstance(seen.now.s, Tensor):
-            return exact
-        h = (seen.curvature * p).clamp(min=1e-9 * float(seen.curvature * p.max()))
-        h = h.reshape(-1, *[1] * (v.dim() - 1))
-        return hull.nearest(v + h * seen.now.s, h)
 
 
 class _Seen:
-    """The present point (slot 0) and those seen before, all in the space of scores.
+    """The present point (row 0) and those seen before, all in the space of scores.
 
-    A row of ``x`` is the flattened p·s of a point, a row of ``gx`` its G x, ``lin`` its Σ p (⟨s, v₀⟩ + c) with
-    v₀ = u − J(ηr): the dual of a combination a of the rows is ⟨lin, a⟩ − ½ ⟨a, Q a⟩ + D₀, Q = x gxᵀ.
+    A row of ``s`` is a point's flattened s, with ``offset`` its c and ``gx`` its G x, x = p·s; ``lin`` is its
+    Σ p (⟨s, v₀⟩ + c) with v₀ = u − J(ηr). The dual of a combination a of the rows is D₀ + ⟨lin, a⟩ − ½ ⟨a, Q a⟩
+    with Q = ⟨x, G x⟩.
     """
 
     def __init__(self, problem: ProxProblem, memory: int) -> None:
         self.problem = problem
         start = problem.start()
         assert start.dual is not None
-        self.dual = self.dual_of_start = start.dual
+        self.dual = self.dual_of_start = float(start.dual)
         self.v0 = problem.linearised_scores(start)
-        zero = torch.zeros_like(_flat(self.v0))
-        n = len(problem.origin.coefficients)
-        self.now = Atom(_unflat(zero, self.v0), zero.new_zeros(n))
-        self.atoms = [self.now]
-        self.x, self.gx = zero[None], zero[None]
-        self.Q: Any = np.zeros((1, 1))
-        self.lin: Any = np.zeros(1)
-        self.mass: Any = np.zeros(1)  # how much of a point is not the start
-        self.memory = memory
-        self.curvature: Tensor | None = None
+        self.flat_v0 = _flat(self.v0)
+        p = problem.origin.coefficients
+        self.p = _flat(like(self.v0, tuple(_by_sample(p, u).expand_as(u) for u in parts(self.v0))))
+        self.s, self.gx = (self.p.new_zeros(memory + 2, len(self.p)) for _ in range(2))
+        self.offset = p.new_zeros(memory + 2, len(p))
+        self.Q, self.lin = np.zeros((memory + 2, memory + 2)), np.zeros(memory + 2)
+        self.mass = np.zeros(memory + 2)  # how much of a point is not the start
+        self.curvature = torch.zeros_like(p[0])
+        self.size = 1
 
-    def scores(self) -> Scores:
+    def scores(self) -> Any:
         """v = v₀ − G x of the present point."""
-        return _unflat(_flat(self.v0) - self.gx[0], self.v0)
+        return _unflat(self.flat_v0 - self.gx[0], self.v0)
+
+    def now(self) -> Atom:
+        """The present point."""
+        return Atom(_unflat(self.s[0], self.v0), self.offset[0])
 
     def add(self, atom: Atom) -> None:
         """See a point, and move to the best one of the hull."""
-        problem = self.problem
-        p = problem.origin.coefficients
+        problem, k = self.problem, self.size
+        if k == len(self.s):  # forget the oldest, never the present one
+            for rows in (self.s, self.gx, self.offset):
+                rows[1:-1] = rows[2:].clone()
+            self.Q[1:-1], self.lin[1:-1], self.mass[1:-1] = self.Q[2:].copy(), self.lin[2:].copy(), self.mass[2:].copy()
+            self.Q[:, 1:-1] = self.Q[:, 2:].copy()
+            k -= 1
         vertex = problem.vertex(atom, reuse=True)
-        minus_eta_delta = [-g.eta * vertex.delta[i] for g in problem.groups for i in g.at]
-        gx = -_flat(problem.linearization.jvp(minus_eta_delta))
-        x = _flat(like(self.v0, tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))))
-        if len(self.x) > self.memory:  # forget the oldest, never the present one
-            self._keep([0, *range(2, len(self.x))])
-        dx, dgx = x - self.x[0], gx - self.gx[0]
-        norm = dx @ dx
-        self.curvature = torch.where(norm > 0, (dx @ dgx).clamp(min=0) / norm, torch.zeros_like(norm))
-        row = torch.cat([self.x @ gx, (x @ gx)[None], torch.dot(p, atom.b(self.v0))[None]]).double().cpu().numpy()
-        size = len(self.Q)
-        Q = np.empty((size + 1, size + 1))
-        Q[:size, :size] = self.Q
-        Q[size, :] = Q[:, size] = row[:-1]
-        self.Q, self.lin = Q, np.append(self.lin, row[-1])
-        self.mass = np.append(self.mass, 1.0)
-        self.x, self.gx = torch.cat([self.x, x[None]]), torch.cat([self.gx, gx[None]])
-        self.atoms.append(atom)
-        self._move(simplex_qp(self.Q, self.lin))
+        eta_delta = [g.eta * vertex.delta[i] for g in problem.groups for i in g.at]
+        self.s[k], self.offset[k] = _flat(atom.s), atom.offset
+        self.gx[k] = _flat(problem.linearization.jvp(eta_delta))
+        weighted = self.p * self.gx[k]
+        change = self.p * (self.s[k] - self.s[0])
+        norm = change @ change
+        curvature = (change @ (self.gx[k] - self.gx[0])).clamp(min=0) / norm
+        self.curvature = torch.where(norm > 0, curvature, torch.zeros_like(norm))
+        lin = torch.dot(problem.origin.coefficients, atom.b(self.v0))
+        *row, self.lin[k] = torch.cat([self.s[: k + 1] @ weighted, lin[None]]).tolist()
+        self.Q[k, : k + 1] = self.Q[: k + 1, k] = row
+        self.mass[k] = 1.0
+        self.size = k + 1
+        self._move(simplex_qp(self.Q[: k + 1, : k + 1], self.lin[: k + 1]))
 
     def _move(self, a: Any) -> None:
-        weights = torch.as_tensor(a).to(self.x)
-        self.x[0], self.gx[0] = weights @ self.x, weights @ self.gx
-        used = [t for t in range(len(a)) if a[t] > 0]
-        mixed = [
-            torch.stack([parts(self.atoms[t].s)[k] for t in used]) for k in range(len(parts(self.v0)))
-        ]  # [used, n, ...]
-        s = like(self.v0, tuple(torch.tensordot(weights[used], stack, 1) for stack in mixed))
-        offset = torch.tensordot(weights[used], torch.stack([self.atoms[t].offset for t in used]), 1)
-        self.now = self.atoms[0] = Atom(s, offset)
-        Qa = self.Q @ a
-        self.Q[0, :] = self.Q[:, 0] = Qa
+        k = self.size
+        weights = torch.as_tensor(a).to(self.s)
+        for rows in (self.s, self.gx, self.offset):
+            rows[0] = weights @ rows[:k]
+        Qa = self.Q[:k, :k] @ a
+        self.Q[0, :k] = self.Q[:k, 0] = Qa
         self.Q[0, 0] = a @ Qa
-        self.lin[0], self.mass[0] = a @ self.lin, a @ self.mass
-        # The row of the new slot 0 is ⟨x_0, G x_t⟩ for every t, itself included.
+        self.lin[0], self.mass[0] = a @ self.lin[:k], a @ self.mass[:k]
         self.dual = self.dual_of_start + float(self.lin[0] - self.Q[0, 0] / 2)
-
-    def _keep(self, rows: list[int]) -> None:
-        self.x, self.gx = self.x[rows], self.gx[rows]
-        self.Q, self.lin, self.mass = self.Q[np.ix_(rows, rows)], self.lin[rows], self.mass[rows]
-        self.atoms = [self.atoms[t] for t in rows]
 
     def point(self, steps: int, gap: Tensor) -> DualPoint:
         """The present point with its delta, at the cost of a vjp."""
         if steps == 0:
             return certified(self.problem.start(), gap)
+        now = Atom(_unflat(self.s[0].clone(), self.v0), self.offset[0].clone())
         gamma = torch.full_like(gap, min(1.0, float(self.mass[0])))
-        found = replace(self.problem.vertex(self.now), gamma=gamma, steps=steps, gap=gap)
+        found = replace(self.problem.vertex(now), gamma=gamma, steps=steps, gap=gap)
         return replace(found, dual=self.problem.dual(found))
+
+
+def _by_sample(p: Tensor, u: Tensor) -> Tensor:
+    return p.reshape(-1, *[1] * (u.dim() - 1))
 
 
 def _flat(scores: Scores) -> Tensor:

@@ -1,0 +1,331 @@
+"""What BlockFW sweeps over: the rows of the features, or the Gram matrix of a network's scores.
+
+All of it is float64 on the CPU (the weights keep the features' dtype), sample-major: scores and s are ``[n, M]``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Atom, Scores, like, parts
+from proxsvm.losses.hulls import Box, Simplex
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers.kernels import Array, kernels
+
+ROUNDS = 10  # pairwise steps a visit of a block, where its hull has no closed form
+
+
+class Blocks(ABC):
+    """A dual point by its samples, and a way to improve it sample by sample."""
+
+    def __init__(self, problem: ProxProblem) -> None:
+        self.problem = problem
+        start = problem.start()
+        assert start.dual is not None
+        self.dual_of_start = float(start.dual)
+        self.like = problem.origin.scores
+        self.p = to_numpy(problem.origin.coefficients)
+
+    @abstractmethod
+    def begin(self, atom: Atom) -> None:
+        """Start from an atom for each sample."""
+
+    @abstractmethod
+    def sweep(self, rng: np.random.Generator) -> None:
+        """Improve every block once, in random order."""
+
+    @abstractmethod
+    def combination(self) -> tuple[Array, Array]:
+        """The present s, ``[n, M]``, and c, ``[n]``."""
+
+    @abstractmethod
+    def scores(self) -> Array:
+        """v = u + J d at the present point, ``[n, M]``."""
+
+    @abstractmethod
+    def dual(self, s: Array, c: Array) -> float:
+        """D at the present point."""
+
+    def look(self) -> tuple[float, float]:
+        """D and the certified gap."""
+        s, c = self.combination()
+        v = self.scores()
+        loss, _, target, _ = self.problem.origin
+        best = loss.oracle(self._shaped(v), target)
+        self.found = _flat(best.s), to_numpy(best.offset)
+        ahead = (self.found[0] * v).sum(1) + self.found[1] - (s * v).sum(1) - c
+        return self.dual(s, c), float(self.p @ ahead)
+
+    def atom(self) -> Atom:
+        """The present point, as the loss writes atoms."""
+        s, c = self.combination()
+        return Atom(self._shaped(s, parts(self.like)[0].dtype), torch.as_tensor(c).to(self.problem.origin.coefficients))
+
+    def _shaped(self, flat: Array, dtype: torch.dtype = torch.double) -> Scores:
+        device = parts(self.like)[0].device
+        sizes = [u[0].numel() for u in parts(self.like)]
+        pieces = torch.as_tensor(flat).to(device, dtype).split(sizes, 1)
+        return like(self.like, tuple(x.reshape(u.shape) for x, u in zip(pieces, parts(self.like), strict=True)))
+
+
+class Hulls:
+    """For each sample the atoms seen so far and their weights: ``A`` [n, T, M], ``c`` and ``a`` [n, T], ``counts``."""
+
+    def __init__(self, n: int, M: int) -> None:
+        self.A, self.c, self.a = np.zeros((n, 4, M)), np.zeros((n, 4)), np.zeros((n, 4))
+        self.a[:, 0] = 1.0  # the first atom is (0, 0), which every hull has
+        self.counts = np.ones(n, np.int64)
+
+    def add(self, s: Array, c: Array) -> None:
+        """See an atom for each sample; one that is known already is not kept twice."""
+        T = self.A.shape[1]
+        known = ((self.A == s[:, None]).all(2) & (self.c == c[:, None]) & (np.arange(T) < self.counts[:, None])).any(1)
+        rows = np.flatnonzero(~known)
+        if len(rows) and self.counts[rows].max() == T:
+            self.A = np.concatenate([self.A, np.zeros_like(self.A)], 1)
+            self.c, self.a = np.hstack([self.c, np.zeros_like(self.c)]), np.hstack([self.a, np.zeros_like(self.a)])
+        at = self.counts[rows]
+        self.A[rows, at], self.c[rows, at] = s[rows], c[rows]
+        self.counts[rows] += 1
+
+    def begin(self, s: Array, c: Array) -> None:
+        """Put all the weight on one feasible point."""
+        self.add(s, c)
+        last = np.arange(len(s)), self.counts - 1
+        self.a[:] = 0.0
+        self.a[last] = 1.0
+
+    def combination(self) -> tuple[Array, Array]:
+        """Σ_t a_t (A_t, c_t)."""
+        return np.einsum("nt,ntm->nm", self.a, self.A), (self.a * self.c).sum(1)
+
+
+class GramBlocks(Blocks):
+    """A network in the space of its scores: v = v₀ − G x with x = p·s and G = J diag(η) Jᵀ."""
+
+    def __init__(self, problem: ProxProblem, max_entries: int, compiled: bool) -> None:
+        super().__init__(problem)
+        n, M = len(self.p), sum(u[0].numel() for u in parts(self.like))
+        P = sum(w.numel() for w in problem.params)
+        if n * M * (P + n * M) > max_entries:
+            raise ValueError(
+                f"BlockFW on a network of {P:,} parameters with {n * M:,} score entries needs a Jacobian and a Gram "
+                f"matrix of {n * M * (P + n * M):,} numbers, more than max_entries={max_entries:,}: take fewer samples, "
+                "raise max_entries, or use CorrectiveFW, which needs neither"
+            )
+        self.G = self._gram(n)
+        self.v0 = _flat(problem.linearised_scores(problem.start()))
+        self.hulls = Hulls(n, M)
+        self.kernels = kernels(compiled)
+
+    def _gram(self, n: int) -> Array:
+        problem = self.problem
+        root_eta = torch.cat(
+            [
+                torch.as_tensor(g.eta, dtype=w.dtype, device=w.device).sqrt().expand(w.numel())
+                for g in problem.groups
+                for w in (problem.params[i] for i in g.at)
+            ]
+        )
+        J = problem.linearization.jacobian().detach() * root_eta
+        place = iter(torch.arange(len(J), device=J.device).split([u.numel() for u in parts(self.like)]))
+        order = torch.cat([next(place).reshape(n, -1) for _ in parts(self.like)], 1).reshape(-1)  # sample-major
+        J = J[order]
+        return to_numpy(J @ J.t())
+
+    def begin(self, atom: Atom) -> None:
+        self.hulls.begin(_flat(atom.s), to_numpy(atom.offset))
+
+    def combination(self) -> tuple[Array, Array]:
+        return self.hulls.combination()
+
+    def _gx(self, s: Array) -> Array:
+        gx: Array = (self.G @ (self.p[:, None] * s).reshape(-1)).reshape(s.shape)
+        return gx
+
+    def scores(self) -> Array:
+        return self.v0 - self._gx(self.combination()[0])
+
+    def dual(self, s: Array, c: Array) -> float:
+        x = self.p[:, None] * s
+        return self.dual_of_start + float((x * self.v0).sum() + self.p @ c - (x * self._gx(s)).sum() / 2)
+
+    def sweep(self, rng: np.random.Generator) -> None:
+        h = self.hulls
+        h.add(*self.found)
+        s, _ = self.combination()
+        v = self.v0 - self._gx(s)
+        self.kernels.gram_sweep(rng.permutation(len(s)), ROUNDS, self.G, self.p, h.A, h.c, h.a, h.counts, s, v)
+
+
+class RowBlocks(Blocks):
+    """A linear model on the rows of its features: the weights W = w_t + d are kept, and v_i = W x_i made when needed."""
+
+    def __init__(self, problem: ProxProblem, features: Tensor, inner: int, compiled: bool) -> None:
+        super().__init__(problem)
+        (group,), (weight,) = problem.groups, problem.params
+        F = weight.shape[-1]
+        self.eta, self.inner = float(group.eta), inner
+        self.rows = _rows(features)
+        self.step = self.eta * self.p
+        self.h = self.step * _squared_norms(features)
+        self.kernels = kernels(compiled, features.is_sparse)
+        # Sparse rows touch all classes of a few features: there the features run slowest in memory.
+        self.W = np.zeros((weight.numel() // max(F, 1), F), self.rows[0].dtype, order="F" if features.is_sparse else "C")
+        loss, scores, target, _ = problem.origin
+        hull = loss.hull(like(scores, tuple(u.detach() for u in parts(scores))), target)
+        kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
+        self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
+        self.looks = 0
+        self._refresh()
+
+    def begin(self, atom: Atom) -> None:
+        self.steps.begin(_flat(atom.s), to_numpy(atom.offset))
+        self._refresh()
+
+    def combination(self) -> tuple[Array, Array]:
+        return self.steps.combination()
+
+    def _refresh(self) -> None:
+        """W from s anew: the rounding of many small steps is gone."""
+        d = self.problem.displacement(self.problem.vertex(self.atom()))[0]
+        self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
+
+    def scores(self) -> Array:
+        self.looks += 1
+        if self.looks % 10 == 0:
+            self._refresh()
+        weight = self.problem.params[0]
+        W = torch.as_tensor(self.W).to(weight).reshape(weight.shape)
+        return _flat(self.problem.linearization.jvp([W]))
+
+    def dual(self, s: Array, c: Array) -> float:
+        lam = self.p @ ((s * _flat(self.like)).sum(1) + c)
+        d = self.W - self.problem.params[0].reshape(self.W.shape).cpu().numpy()
+        return float(lam - np.square(d, dtype=np.float64).sum() / (2 * self.eta))
+
+    def sweep(self, rng: np.random.Generator) -> None:
+        order = rng.permutation(len(self.p))
+        front = self.steps.sweep(order, True)
+        for _ in range(self.inner):
+            if front <= len(self.p) // 100:
+                return
+            order = rng.permutation(order[:front])
+            front = self.steps.sweep(order, False)
+
+
+class _Step(ABC):
+    """The block step of one kind of hull on rows, and the state that it needs."""
+
+    def __init__(self, blocks: RowBlocks, hull: Any) -> None:
+        self.blocks = blocks
+
+    @abstractmethod
+    def begin(self, s: Array, c: Array) -> None: ...
+
+    @abstractmethod
+    def combination(self) -> tuple[Array, Array]: ...
+
+    @abstractmethod
+    def sweep(self, order: Array, full: bool) -> int:
+        """Visit ``order``; move those worth another visit to its front and return how many they are."""
+
+
+class _SimplexStep(_Step):
+    SLACK = 0.3  # a class this far in score from having a weight is looked at in every round
+
+    def __init__(self, blocks: RowBlocks, hull: Simplex) -> None:
+        super().__init__(blocks, hull)
+        self.cost, y = to_numpy(hull.cost), hull.target.cpu().numpy()
+        self.e_y = np.zeros_like(self.cost)
+        self.e_y[np.arange(len(y)), y] = 1.0
+        self.alpha = self.e_y.copy()
+        n, K = self.cost.shape
+        self.live, self.lives = np.zeros((n, K), np.int32), np.zeros(n, np.int32)
+
+    def begin(self, s: Array, c: Array) -> None:
+        self.alpha = np.maximum(s + self.e_y, 0.0)
+
+    def combination(self) -> tuple[Array, Array]:
+        return self.alpha - self.e_y, (self.alpha * self.cost).sum(1)
+
+    def sweep(self, order: Array, full: bool) -> int:
+        b = self.blocks
+        state = self.cost, self.alpha, self.live, self.lives
+        return int(b.kernels.simplex_sweep(order, full, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
+
+
+class _BoxStep(_Step):
+    def __init__(self, blocks: RowBlocks, hull: Box) -> None:
+        super().__init__(blocks, hull)
+        self.low, self.high, self.center = (_flat(x) for x in (hull.low, hull.high, hull.center))
+        self.band = float(hull.band)
+        self.s = np.zeros_like(self.center)
+
+    def begin(self, s: Array, c: Array) -> None:
+        self.s = s.copy()
+
+    def combination(self) -> tuple[Array, Array]:
+        return self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1)
+
+    def sweep(self, order: Array, full: bool) -> int:
+        b = self.blocks
+        box = self.low, self.high, self.center, self.band, self.s
+        return int(b.kernels.box_sweep(order, b.step, b.h, *box, b.W, *b.rows))
+
+
+class _AtomStep(_Step):
+    """For any loss: pairwise steps over the atoms that its oracle has found."""
+
+    def __init__(self, blocks: RowBlocks, hull: None) -> None:
+        super().__init__(blocks, hull)
+        self.hulls = Hulls(len(blocks.p), blocks.W.shape[0])
+
+    def begin(self, s: Array, c: Array) -> None:
+        self.hulls.begin(s, c)
+
+    def combination(self) -> tuple[Array, Array]:
+        return self.hulls.combination()
+
+    def sweep(self, order: Array, full: bool) -> int:
+        b, h = self.blocks, self.hulls
+        if full:
+            h.add(*b.found)
+        s, _ = h.combination()
+        b.kernels.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, s, b.W, *b.rows)
+        return 0
+
+
+def to_numpy(x: Tensor) -> Array:
+    """A tensor as a float64 array."""
+    array: Array = x.detach().cpu().double().numpy()
+    return array
+
+
+def _flat(scores: Scores) -> Array:
+    """Scores as ``[n, M]``."""
+    return np.ascontiguousarray(np.hstack([to_numpy(u).reshape(len(u), -1) for u in parts(scores)]))
+
+
+def _rows(features: Tensor) -> tuple[Array, Array, Array]:
+    """(data, indices, indptr): CSR for sparse features; dense ones are data alone."""
+    if not features.is_sparse:
+        none = np.zeros(1, np.int64)
+        return np.ascontiguousarray(features.cpu().numpy()), none, none
+    row, column = features.indices().cpu().numpy()
+    indptr = np.concatenate([[0], np.bincount(row, minlength=len(features)).cumsum()])
+    return features.values().cpu().numpy(), np.ascontiguousarray(column), indptr
+
+
+def _squared_norms(features: Tensor) -> Array:
+    if not features.is_sparse:
+        X = features.cpu().numpy()
+        return np.einsum("nf,nf->n", X, X, dtype=np.float64)
+    data, _, indptr = _rows(features)
+    row = np.repeat(np.arange(len(features)), np.diff(indptr))
+    return np.bincount(row, np.square(data, dtype=np.float64), minlength=len(features))

@@ -1,0 +1,282 @@
+"""The inner loops of BlockFW. One source for both ways to run them: compiled by numba where it is installed (the extra
+``fast``), else by the interpreter on numpy arrays.
+
+Every block is one sample i, with its scores v_i at the present dual point. Moving s_i by ``ds`` moves v_i by −H ds,
+H = p_i G_ii the block's own part of p_i J_i diag(η) J_iᵀ, and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from proxsvm.extras import load
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Jit: TypeAlias = "Callable[[Any], Any]"
+
+
+@functools.cache
+def kernels(compiled: bool, sparse: bool = False) -> SimpleNamespace:
+    """The loops as functions: ``compiled`` or interpreted, on ``sparse`` rows or dense ones."""
+    if not compiled:
+        return _define(lambda f: f, *((_sparse_dot, _sparse_add) if sparse else (_dense_dot, _dense_add)))
+    numba = load("numba", extra="fast")
+    jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, cache=False)
+    dot, add = (_sparse_dot_loop, _sparse_add_loop) if sparse else (_dense_dot_loop, _dense_add_loop)
+    return _define(jit, jit(dot), jit(add))
+
+
+def available() -> bool:
+    """Whether numba is installed."""
+    try:
+        load("numba", extra="fast")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+# A row x_i of the features: ⟨w, x_i⟩ and w += a x_i. Dense rows lie in data[i]; sparse ones are CSR.
+
+
+def _dense_dot(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
+    return w @ data[i]
+
+
+def _dense_add(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
+    w += a * data[i]
+
+
+def _sparse_dot(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
+    row = slice(indptr[i], indptr[i + 1])
+    return w[indices[row]] @ data[row]
+
+
+def _sparse_add(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
+    row = slice(indptr[i], indptr[i + 1])
+    w[indices[row]] += a * data[row]
+
+
+def _dense_dot_loop(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
+    x = data[i]
+    total = w.dtype.type(0)
+    for f in range(x.shape[0]):
+        total += w[f] * x[f]
+    return total
+
+
+def _dense_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
+    x = data[i]
+    scale = w.dtype.type(a)
+    for f in range(x.shape[0]):
+        w[f] += scale * x[f]
+
+
+def _sparse_dot_loop(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
+    total = w.dtype.type(0)
+    for j in range(indptr[i], indptr[i + 1]):
+        total += w[indices[j]] * data[j]
+    return total
+
+
+def _sparse_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
+    scale = w.dtype.type(a)
+    for j in range(indptr[i], indptr[i + 1]):
+        w[indices[j]] += scale * data[j]
+
+
+def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
+    @jit
+    def threshold(z: Array, size: int) -> Any:
+        """θ with Σ_k (z_k − θ)₊ = 1 over the first ``size`` entries: drop what is below the mean until none is."""
+        theta = (z[:size].sum() - 1.0) / size
+        kept = size
+        while True:
+            total, count = 0.0, 0
+            for k in range(size):
+                if z[k] > theta:
+                    total += z[k]
+                    count += 1
+            theta = (total - 1.0) / count
+            if count == kept:
+                return theta
+            kept = count
+
+    @jit
+    def simplex_sweep(
+        order: Array,
+        full: bool,
+        slack: float,
+        step: Array,
+        h: Array,
+        cost: Array,
+        alpha: Array,
+        live: Array,
+        lives: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        indptr: Array,
+    ) -> int:
+        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order``.
+
+        A ``full`` sweep looks at every class and notes the ``live`` ones: those with α_k > 0 or within ``slack`` of
+        it. The others look at the live classes alone. The samples worth another look move to the front of ``order``;
+        returns how many they are.
+        """
+        K = W.shape[0]
+        z = np.empty(K)
+        front = 0
+        for t in range(order.shape[0]):
+            i = order[t]
+            if h[i] <= 0:
+                continue
+            size = K if full else lives[i]
+            for j in range(size):
+                k = j if full else live[i, j]
+                z[j] = alpha[i, k] + (dot(W[k], i, data, indices, indptr) + cost[i, k]) / h[i]
+            theta = threshold(z, size)
+            moved, inside = False, False
+            for j in range(size):
+                k = j if full else live[i, j]
+                new = max(z[j] - theta, 0.0)
+                change = new - alpha[i, k]
+                if abs(change) > 1e-14:
+                    alpha[i, k] = new
+                    add(W[k], -step[i] * change, i, data, indices, indptr)
+                    moved = moved or abs(change) > 1e-6
+                inside = inside or 0.0 < new < 1.0
+            if full:
+                count = 0
+                for k in range(K):
+                    if alpha[i, k] > 0 or z[k] > theta - slack / h[i]:
+                        live[i, count] = k
+                        count += 1
+                lives[i] = count
+                moved = count > 1 and (moved or inside)
+            if moved:
+                order[front] = i
+                front += 1
+        return front
+
+    @jit
+    def box_sweep(
+        order: Array,
+        step: Array,
+        h: Array,
+        low: Array,
+        high: Array,
+        center: Array,
+        band: float,
+        s: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        indptr: Array,
+    ) -> int:
+        """The exact coordinate step of the box. Returns how many samples, now in front, have moved or can move."""
+        front = 0
+        for t in range(order.shape[0]):
+            i = order[t]
+            if h[i] <= 0:
+                continue
+            moved = False
+            for k in range(W.shape[0]):
+                residual = h[i] * s[i, k] + dot(W[k], i, data, indices, indptr) - center[i, k]
+                size = max(abs(residual) - band, 0.0) / h[i]
+                new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
+                change = new - s[i, k]
+                if abs(change) > 1e-14:
+                    s[i, k] = new
+                    add(W[k], -step[i] * change, i, data, indices, indptr)
+                    moved = moved or abs(change) > 1e-6
+            if moved:
+                order[front] = i
+                front += 1
+        return front
+
+    @jit
+    def pairwise(H: Array, A: Array, c: Array, a: Array, count: int, v: Array, rounds: int) -> Any:
+        """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a; moves ``a`` and ``v``, returns ds."""
+        ds = np.zeros(v.shape[0])
+        for _ in range(rounds):
+            up, down, most, least = 0, 0, -np.inf, np.inf
+            for t in range(count):
+                slope = (A[t] * v).sum() + c[t]
+                if slope > most:
+                    up, most = t, slope
+                if a[t] > 0 and slope < least:
+                    down, least = t, slope
+            if most - least <= 1e-15 * (1.0 + abs(most)) or up == down:
+                break
+            d = A[up] - A[down]
+            Hd = np.zeros(v.shape[0])
+            for j in range(v.shape[0]):
+                Hd += d[j] * H[j]
+            curvature = (d * Hd).sum()
+            gamma = a[down]
+            if most - least < gamma * curvature:
+                gamma = (most - least) / curvature
+            a[up] += gamma
+            a[down] = 0.0 if gamma == a[down] else a[down] - gamma
+            v -= gamma * Hd
+            ds += gamma * d
+        return ds
+
+    @jit
+    def gram_sweep(
+        order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, s: Array, v: Array
+    ) -> None:
+        """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` and ``s`` are [n, M], atoms [n, T, M]."""
+        M = v.shape[1]
+        flat = v.reshape(-1)
+        for t in range(order.shape[0]):
+            i = order[t]
+            if p[i] <= 0 or counts[i] < 2:
+                continue
+            at = i * M
+            H = p[i] * G[at : at + M, at : at + M]
+            ds = pairwise(H, A[i], c[i], a[i], counts[i], v[i].copy(), rounds)
+            s[i] += ds
+            for j in range(M):
+                if ds[j] != 0.0:
+                    flat -= (p[i] * ds[j]) * G[at + j]
+
+    @jit
+    def row_sweep(
+        order: Array,
+        rounds: int,
+        step: Array,
+        h: Array,
+        A: Array,
+        c: Array,
+        a: Array,
+        counts: Array,
+        s: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        indptr: Array,
+    ) -> None:
+        """Block steps on the features, for a loss whose hull is known by its atoms alone: H = h_i times identity."""
+        M = W.shape[0]
+        v = np.empty(M)
+        for t in range(order.shape[0]):
+            i = order[t]
+            if h[i] <= 0 or counts[i] < 2:
+                continue
+            for k in range(M):
+                v[k] = dot(W[k], i, data, indices, indptr)
+            ds = pairwise(h[i] * np.eye(M), A[i], c[i], a[i], counts[i], v, rounds)
+            s[i] += ds
+            for k in range(M):
+                if ds[k] != 0.0:
+                    add(W[k], -step[i] * ds[k], i, data, indices, indptr)
+
+    return SimpleNamespace(
+        simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep
+    )
