@@ -37,7 +37,11 @@ class FeatureLinearization(Linearization):
         (weight,), n = self.params, len(self.features)
         return _mm(self.features, d[0].reshape(-1, weight.shape[-1]).t()).reshape(n, *weight.shape[:-1])
 
-    def jacobian(self) -> Tensor:
+    def stored(self) -> int:
+        """How many entries of X are stored."""
+        return self.features.values().numel() if self.features.is_sparse else self.features.numel()
+
+    def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: X once for each output."""
         X = self.features.to_dense() if self.features.is_sparse else self.features
         outputs = self.params[0].numel() // max(X.shape[1], 1)

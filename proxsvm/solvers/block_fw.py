@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from proxsvm.features import FeatureLinearization
-from proxsvm.losses.base import Atom
+from proxsvm.losses.base import Atom, parts
 from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers import kernels
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
@@ -33,7 +33,8 @@ class BlockFW(DualSolver):
         inner: on features, how many further rounds a pass makes over the samples that still move (shrinking).
         max_entries: the limit of m·P + m², above which a network is refused.
         seed: of the random order.
-        compiled: use numba; None means if it is installed.
+        compiled: use numba; None means where it is installed and the problem large enough to repay compiling, which
+            takes a second or more in every process.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each pass.
 
     Reference: Lacoste-Julien, Jaggi, Schmidt and Pletscher, Block-Coordinate Frank-Wolfe Optimization for Structural
@@ -83,7 +84,14 @@ class BlockFW(DualSolver):
         return replace(point, steps=passes, dual=problem.dual(point), gap=problem.gap(point))
 
     def _blocks(self, problem: ProxProblem) -> Blocks:
-        compiled = kernels.available() if self.compiled is None else self.compiled
-        if isinstance(problem.linearization, FeatureLinearization):
-            return RowBlocks(problem, problem.linearization.features, self.inner, compiled)
-        return GramBlocks(problem, self.max_entries, compiled)
+        line = problem.linearization
+        if isinstance(line, FeatureLinearization):
+            work = line.stored() * problem.params[0][..., 0].numel()
+            return RowBlocks(problem, line.features, self.inner, self._compiled(work))
+        work = sum(u.numel() for u in parts(line.scores)) ** 2
+        return GramBlocks(problem, self.max_entries, self._compiled(work))
+
+    def _compiled(self, work: int) -> bool:
+        if self.compiled is None:
+            return work > 300_000 and kernels.available()
+        return self.compiled

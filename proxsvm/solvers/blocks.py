@@ -158,9 +158,8 @@ class GramBlocks(Blocks):
     def sweep(self, rng: np.random.Generator) -> None:
         h = self.hulls
         h.add(*self.found)
-        s, _ = self.combination()
-        v = self.v0 - self._gx(s)
-        self.kernels.gram_sweep(rng.permutation(len(s)), ROUNDS, self.G, self.p, h.A, h.c, h.a, h.counts, s, v)
+        v = self.scores().reshape(-1)
+        self.kernels.gram_sweep(rng.permutation(len(self.p)), ROUNDS, self.G, self.p, h.A, h.c, h.a, h.counts, v)
 
 
 class RowBlocks(Blocks):
@@ -296,8 +295,7 @@ class _AtomStep(_Step):
         b, h = self.blocks, self.hulls
         if full:
             h.add(*b.found)
-        s, _ = h.combination()
-        b.kernels.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, s, b.W, *b.rows)
+        b.kernels.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, b.W, *b.rows)
         return 0
 
 

@@ -24,11 +24,15 @@ Jit: TypeAlias = "Callable[[Any], Any]"
 def kernels(compiled: bool, sparse: bool = False) -> SimpleNamespace:
     """The loops as functions: ``compiled`` or interpreted, on ``sparse`` rows or dense ones."""
     if not compiled:
-        return _define(lambda f: f, *((_sparse_dot, _sparse_add) if sparse else (_dense_dot, _dense_add)))
+        return _define(_as_it_is, _dot, _add, *((_sparse_dot, _sparse_add) if sparse else (_dense_dot, _dense_add)))
     numba = load("numba", extra="fast")
-    jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, cache=False)
-    dot, add = (_sparse_dot_loop, _sparse_add_loop) if sparse else (_dense_dot_loop, _dense_add_loop)
-    return _define(jit, jit(dot), jit(add))
+    jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
+    rows = (_sparse_dot_loop, _sparse_add_loop) if sparse else (_dense_dot_loop, _dense_add_loop)
+    return _define(jit, *(jit(f) for f in (_dot_loop, _add_loop, *rows)))
+
+
+def _as_it_is(f: Any) -> Any:
+    return f
 
 
 def available() -> bool:
@@ -38,6 +42,30 @@ def available() -> bool:
     except ModuleNotFoundError:
         return False
     return True
+
+
+# ⟨a, b⟩ and w += scale · x, for the interpreter and for the compiler.
+
+
+def _dot(a: Array, b: Array) -> Any:
+    return a @ b
+
+
+def _add(w: Array, scale: Any, x: Array) -> None:
+    w += scale * x
+
+
+def _dot_loop(a: Array, b: Array) -> Any:
+    total = a.dtype.type(0)
+    for f in range(a.shape[0]):
+        total += a[f] * b[f]
+    return total
+
+
+def _add_loop(w: Array, scale: Any, x: Array) -> None:
+    factor = w.dtype.type(scale)
+    for f in range(w.shape[0]):
+        w[f] += factor * x[f]
 
 
 # A row x_i of the features: ⟨w, x_i⟩ and w += a x_i. Dense rows lie in data[i]; sparse ones are CSR.
@@ -89,12 +117,11 @@ def _sparse_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indp
         w[indices[j]] += scale * data[j]
 
 
-def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
+def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleNamespace:
     @jit
     def threshold(z: Array, size: int) -> Any:
-        """θ with Σ_k (z_k − θ)₊ = 1 over the first ``size`` entries: drop what is below the mean until none is."""
-        theta = (z[:size].sum() - 1.0) / size
-        kept = size
+        """θ with Σ_k (z_k − θ)₊ = 1 over the first ``size`` entries: drop what is below until none is."""
+        theta, kept = -np.inf, -1
         while True:
             total, count = 0.0, 0
             for k in range(size):
@@ -138,7 +165,7 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
             size = K if full else lives[i]
             for j in range(size):
                 k = j if full else live[i, j]
-                z[j] = alpha[i, k] + (dot(W[k], i, data, indices, indptr) + cost[i, k]) / h[i]
+                z[j] = alpha[i, k] + (row_dot(W[k], i, data, indices, indptr) + cost[i, k]) / h[i]
             theta = threshold(z, size)
             moved, inside = False, False
             for j in range(size):
@@ -147,7 +174,7 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
                 change = new - alpha[i, k]
                 if abs(change) > 1e-14:
                     alpha[i, k] = new
-                    add(W[k], -step[i] * change, i, data, indices, indptr)
+                    row_add(W[k], -step[i] * change, i, data, indices, indptr)
                     moved = moved or abs(change) > 1e-6
                 inside = inside or 0.0 < new < 1.0
             if full:
@@ -186,13 +213,13 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
                 continue
             moved = False
             for k in range(W.shape[0]):
-                residual = h[i] * s[i, k] + dot(W[k], i, data, indices, indptr) - center[i, k]
+                residual = h[i] * s[i, k] + row_dot(W[k], i, data, indices, indptr) - center[i, k]
                 size = max(abs(residual) - band, 0.0) / h[i]
                 new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
                 change = new - s[i, k]
                 if abs(change) > 1e-14:
                     s[i, k] = new
-                    add(W[k], -step[i] * change, i, data, indices, indptr)
+                    row_add(W[k], -step[i] * change, i, data, indices, indptr)
                     moved = moved or abs(change) > 1e-6
             if moved:
                 order[front] = i
@@ -200,51 +227,59 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
         return front
 
     @jit
-    def pairwise(H: Array, A: Array, c: Array, a: Array, count: int, v: Array, rounds: int) -> Any:
-        """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a; moves ``a`` and ``v``, returns ds."""
-        ds = np.zeros(v.shape[0])
+    def pairwise(
+        H: Array, A: Array, c: Array, a: Array, count: int, v: Array, ds: Array, d: Array, Hd: Array, rounds: int
+    ) -> None:
+        """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a, H symmetric.
+
+        Moves ``a``, and ``v`` with it; leaves the change of s in ``ds``. ``d`` and ``Hd`` are room to work in.
+        """
+        M = v.shape[0]
+        ds[:] = 0.0
         for _ in range(rounds):
             up, down, most, least = 0, 0, -np.inf, np.inf
             for t in range(count):
-                slope = (A[t] * v).sum() + c[t]
+                slope = dot(A[t], v) + c[t]
                 if slope > most:
                     up, most = t, slope
                 if a[t] > 0 and slope < least:
                     down, least = t, slope
             if most - least <= 1e-15 * (1.0 + abs(most)) or up == down:
-                break
-            d = A[up] - A[down]
-            Hd = np.zeros(v.shape[0])
-            for j in range(v.shape[0]):
-                Hd += d[j] * H[j]
-            curvature = (d * Hd).sum()
+                return
+            d[:] = A[up]
+            add(d, -1.0, A[down])
+            for j in range(M):
+                Hd[j] = dot(H[j], d)
+            curvature = dot(d, Hd)
             gamma = a[down]
             if most - least < gamma * curvature:
                 gamma = (most - least) / curvature
             a[up] += gamma
             a[down] = 0.0 if gamma == a[down] else a[down] - gamma
-            v -= gamma * Hd
-            ds += gamma * d
-        return ds
+            add(v, -gamma, Hd)
+            add(ds, gamma, d)
 
     @jit
     def gram_sweep(
-        order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, s: Array, v: Array
+        order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, v: Array
     ) -> None:
-        """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` and ``s`` are [n, M], atoms [n, T, M]."""
-        M = v.shape[1]
-        flat = v.reshape(-1)
+        """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` the flat scores, atoms are [n, T, M]."""
+        M = A.shape[2]
+        ds, d, Hd, v_i = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
+        H = np.empty((M, M))
         for t in range(order.shape[0]):
             i = order[t]
             if p[i] <= 0 or counts[i] < 2:
                 continue
             at = i * M
-            H = p[i] * G[at : at + M, at : at + M]
-            ds = pairwise(H, A[i], c[i], a[i], counts[i], v[i].copy(), rounds)
-            s[i] += ds
+            v_i[:] = v[at : at + M]
+            for j in range(M):
+                H[j] = 0.0
+                add(H[j], p[i], G[at + j, at : at + M])
+            pairwise(H, A[i], c[i], a[i], counts[i], v_i, ds, d, Hd, rounds)
             for j in range(M):
                 if ds[j] != 0.0:
-                    flat -= (p[i] * ds[j]) * G[at + j]
+                    add(v, -p[i] * ds[j], G[at + j])
 
     @jit
     def row_sweep(
@@ -256,7 +291,6 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
         c: Array,
         a: Array,
         counts: Array,
-        s: Array,
         W: Array,
         data: Array,
         indices: Array,
@@ -264,18 +298,19 @@ def _define(jit: Jit, dot: Any, add: Any) -> SimpleNamespace:
     ) -> None:
         """Block steps on the features, for a loss whose hull is known by its atoms alone: H = h_i times identity."""
         M = W.shape[0]
-        v = np.empty(M)
+        ds, d, Hd, v = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
+        H = np.zeros((M, M))
         for t in range(order.shape[0]):
             i = order[t]
             if h[i] <= 0 or counts[i] < 2:
                 continue
             for k in range(M):
-                v[k] = dot(W[k], i, data, indices, indptr)
-            ds = pairwise(h[i] * np.eye(M), A[i], c[i], a[i], counts[i], v, rounds)
-            s[i] += ds
+                v[k] = row_dot(W[k], i, data, indices, indptr)
+                H[k, k] = h[i]
+            pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
             for k in range(M):
                 if ds[k] != 0.0:
-                    add(W[k], -step[i] * ds[k], i, data, indices, indptr)
+                    row_add(W[k], -step[i] * ds[k], i, data, indices, indptr)
 
     return SimpleNamespace(
         simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep
