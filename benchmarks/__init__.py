@@ -1,0 +1,1 @@
+"""Benchmarks of the solvers, one file each: ``python -m benchmarks`` or ``make bench``."""

@@ -1,0 +1,35 @@
+"""Run the benchmarks: ``python -m benchmarks [names] [--quick]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import Options
+
+NAMES = ("against_exact_qp", "against_liblinear", "growth", "passes", "gap_curves", "step_cost", "usable_eta")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"some of {', '.join(NAMES)}; all if none is given")
+    parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where tables and pictures go")
+    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--repeats", type=int, default=None, help="timings of each, interleaved; the median counts")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(NAMES)
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    torch.set_num_threads(1)
+    repeats = args.repeats or (1 if args.quick else 3)
+    options = Options(args.quick, args.out, args.fashion, repeats)
+    for name in args.names or NAMES:
+        importlib.import_module(f"benchmarks.{name}").main(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What the two estimators share: from data to a proximal problem, to a solution."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxsvm.extras import load
+from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers import BlockFW
+from proxsvm.solvers.kernels import Array
+
+sklearn_base = load("sklearn.base", extra="estimators")
+validation = load("sklearn.utils.validation", extra="estimators")
+exceptions = load("sklearn.exceptions", extra="estimators")
+BaseEstimator: Any = sklearn_base.BaseEstimator
+
+
+class LinearEstimator(BaseEstimator):  # type: ignore[misc]
+    """min over w of ½‖w‖² + C Σ_i ω_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = N·C."""
+
+    def _check_options(self) -> None:
+        if not self.C > 0:
+            raise ValueError(f"C is {self.C!r}; expected a number above 0")
+        if not self.tol >= 0:
+            raise ValueError(f"tol is {self.tol!r}; expected a relative gap of 0 or more")
+        if not self.max_iter >= 1:
+            raise ValueError(f"max_iter is {self.max_iter!r}; expected at least 1 pass")
+
+    def _check_data(self, X: Any, y: Any = None, **options: Any) -> Any:
+        checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
+        if y is None:
+            return validation.validate_data(self, X, reset=False, **checks)
+        return validation.validate_data(self, X, y, **checks)
+
+    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array, sample_weight: Any) -> Array:
+        """The weights, ``[*out, F]``, without the column of the intercept; sets what was learnt."""
+        weight = None
+        if sample_weight is not None:
+            weight = validation._check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if not weight.any():
+                raise ValueError("every sample_weight is zero: there is nothing to fit")
+        features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
+        total = float(len(target) if weight is None else weight.sum())
+        problem = ProxProblem.from_features(
+            loss,
+            features if hasattr(features, "tocoo") else torch.as_tensor(features),
+            torch.as_tensor(target),
+            lr=self.C * total,
+            sample_weight=None if weight is None else torch.as_tensor(weight),
+        )
+        seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
+        solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
+        before = getattr(self, "_atom", None) if self.warm_start else None
+        if before is not None and before[1].shape == target.shape and np.array_equal(before[1], target):
+            point = solver.solve(problem, start=before[0])
+        else:
+            point = solver.solve(problem)
+        gap = problem.relative_gap(point)
+        if self.warm_start:
+            self._atom = point.atom, target
+        self.n_iter_ = max(point.steps, 1)
+        scale = self.C * total  # the problem is the SVM's objective over N·C
+        self.dual_gap_ = float(problem.gap(point)) * scale
+        self.objective_ = float(problem.primal(point)) * scale
+        if gap > max(self.tol, _rounding(problem)):
+            warnings.warn(
+                f"{type(self).__name__} stopped after max_iter={self.max_iter} passes at a relative gap of "
+                f"{float(gap):.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
+                exceptions.ConvergenceWarning,
+                stacklevel=3,
+            )
+        w: Array = problem.displacement(point)[0].numpy()
+        if self.fit_intercept:
+            self.intercept_ = self.intercept_scaling * w[..., -1]
+            return w[..., :-1]
+        self.intercept_ = np.zeros(w.shape[:-1], w.dtype)
+        return w
+
+    def _scores(self, X: Any) -> Array:
+        validation.check_is_fitted(self)
+        X = self._check_data(X)
+        scores: Array = np.asarray(X @ np.atleast_2d(self.coef_).T) + self.intercept_
+        return scores
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+sklearn_utils = load("sklearn.utils", extra="estimators")
+
+
+def _with_ones(X: Any, scaling: float) -> Any:
+    """X with a last column of ``scaling``: its weight, regularised like the others, is the intercept."""
+    if hasattr(X, "tocoo"):
+        sparse = load("scipy.sparse", extra="estimators")
+        return sparse.hstack([X, np.full((X.shape[0], 1), scaling, X.dtype)], format="csr")
+    return np.hstack([X, np.full((len(X), 1), scaling, X.dtype)])
+
+
+def _rounding(problem: ProxProblem) -> float:
+    """The relative gap that the features' dtype can certify."""
+    return 100.0 * float(torch.finfo(problem.params[0].dtype).eps)

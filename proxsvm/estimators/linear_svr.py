@@ -1,0 +1,76 @@
+"""Linear support vector regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxsvm.estimators.base import LinearEstimator, sklearn_base
+from proxsvm.losses import L1Regression
+from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.solvers import BlockFW
+from proxsvm.solvers.kernels import Array
+
+RegressorMixin: Any = sklearn_base.RegressorMixin
+
+
+class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
+    """min over w of ½‖w‖² + C Σ_i max(0, |x_i w − y_i| − ε), or with another regression loss in its place.
+
+    The same objective as scikit-learn's ``LinearSVR``; ``loss=QuantileRegression(0.9)`` makes it a quantile
+    regression.
+
+    Args:
+        C: the weight of the loss.
+        epsilon: the band of the default loss, within which an error is free.
+        loss: any loss of one prediction a sample, ``L1Regression(epsilon)`` if None.
+        tol: the certified relative gap (P − D)/P to reach.
+        max_iter: the most passes over the data.
+        fit_intercept: learn an intercept, as the weight of a constant feature.
+        intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
+        warm_start: begin at the last dual solution, if the targets are the same: for a path of C.
+        random_state: of the order of the samples.
+        solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
+
+    Learns ``coef_`` ``[F]``, ``intercept_``, ``n_iter_``, ``dual_gap_``, ``objective_``, ``n_features_in_``.
+
+    >>> model = LinearSVR(C=100.0).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+    >>> model.predict([[3.0]]).round(2).tolist()
+    [7.0]
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        epsilon: float = 0.0,
+        loss: PiecewiseLinearLoss | None = None,
+        *,
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        warm_start: bool = False,
+        random_state: Any = 0,
+        solver: BlockFW | None = None,
+    ) -> None:
+        self.C = C
+        self.epsilon = epsilon
+        self.loss = loss
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.solver = solver
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
+        """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``."""
+        self._check_options()
+        X, y = self._check_data(X, y, y_numeric=True)
+        loss = self.loss or L1Regression(self.epsilon)
+        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), sample_weight)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """x w + intercept, ``[n]``."""
+        return self._scores(X).ravel()
