@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,experiments,trainers,docs,dev
+EXTRAS := qp,experiments,estimators,fast,trainers,docs,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean docs docs-serve pictures notebooks
+.PHONY: help setup demo bench test lint format clean docs docs-serve pictures notebooks
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
 	$(BIN)/python docs/notebooks/execute.py
+
+bench: setup  ## every benchmark of the solvers into out/bench (about an hour; quick: make bench BENCH=--quick)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(BENCH)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .

@@ -134,8 +134,12 @@ def fashion_mnist(path: Path, n: int) -> tuple[np.ndarray, np.ndarray, str]:
     """n images of Fashion-MNIST as ``[n, 784]`` in [0, 1], or, where they are missing, made-up ones of that size."""
     images, labels = path / "train-images-idx3-ubyte.gz", path / "train-labels-idx1-ubyte.gz"
     if images.exists():
-        x = np.frombuffer(gzip.open(images).read(), np.uint8, offset=16).reshape(-1, 784)[:n] / 255
-        return x, np.frombuffer(gzip.open(labels).read(), np.uint8, offset=8)[:n].astype(np.int64), "Fashion-MNIST"
+        x = np.frombuffer(gzip.decompress(images.read_bytes()), np.uint8, offset=16).reshape(-1, 784)[:n] / 255
+        return (
+            x,
+            np.frombuffer(gzip.decompress(labels.read_bytes()), np.uint8, offset=8)[:n].astype(np.int64),
+            "Fashion-MNIST",
+        )
     rng = np.random.default_rng(0)
     y = rng.integers(10, size=n)
     x = np.clip(rng.random((10, 784))[y] + 0.8 * rng.standard_normal((n, 784)), 0, 1)

@@ -65,9 +65,7 @@ def main(options: Options) -> None:
     done = {_key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     for job in tqdm(jobs, desc="usable η"):
         if _key(job) not in done:
-            result = train(
-                job["net"], SOLVERS[job["solver"]], job["eta"], job["smooth"], job["seed"], job["epochs"]
-            )
+            result = train(job["net"], SOLVERS[job["solver"]], job["eta"], job["smooth"], job["seed"], job["epochs"])
             done[_key(job)] = {**job, **result}
             with path.open("a") as file:
                 file.write(json.dumps(done[_key(job)]) + "\n")

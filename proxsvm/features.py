@@ -37,10 +37,6 @@ class FeatureLinearization(Linearization):
         (weight,), n = self.params, len(self.features)
         return _mm(self.features, d[0].reshape(-1, weight.shape[-1]).t()).reshape(n, *weight.shape[:-1])
 
-    def stored(self) -> int:
-        """How many entries of X are stored."""
-        return self.features.values().numel() if self.features.is_sparse else self.features.numel()
-
     def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: X once for each output."""
         X = self.features.to_dense() if self.features.is_sparse else self.features
@@ -66,7 +62,7 @@ def as_features(features: Any) -> Tensor:
     else:
         tensor = torch.as_tensor(features)
     if tensor.layout is not torch.strided:
-        tensor = tensor.to_sparse_coo().coalesce()
+        tensor = cast(Tensor, tensor.to_sparse_coo()).coalesce()  # type: ignore[no-untyped-call, unused-ignore]
     if tensor.dim() != 2:
         raise ValueError(f"features have shape {tuple(tensor.shape)}; expected [n, F], one row a sample")
     if not tensor.is_floating_point():
@@ -75,4 +71,4 @@ def as_features(features: Any) -> Tensor:
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    return cast(Tensor, torch.sparse.mm(a, b)) if a.is_sparse else a @ b  # type: ignore[no-untyped-call]
+    return cast(Tensor, torch.sparse.mm(a, b)) if a.is_sparse else a @ b

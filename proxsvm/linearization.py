@@ -110,7 +110,8 @@ class Linearization:
         for start in range(0, m, chunk):
             unit = torch.zeros(min(chunk, m - start), m, dtype=first.dtype, device=first.device)
             unit.diagonal(start).fill_(1)
-            units = [x.reshape(-1, *shape) for x, (shape, _) in zip(unit.split([k for _, k in shapes], 1), shapes)]
+            pieces = torch.split(unit, [size for _, size in shapes], 1)
+            units = [x.reshape(-1, *shape) for x, (shape, _) in zip(pieces, shapes, strict=True)]
             found = self._batched_vjp(units) if batched else None
             if found is None:
                 batched = False

@@ -16,13 +16,14 @@ from proxsvm.solvers import BlockFW
 from proxsvm.solvers.kernels import Array
 
 sklearn_base = load("sklearn.base", extra="estimators")
+sklearn_utils = load("sklearn.utils", extra="estimators")
 validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 
 
 class LinearEstimator(BaseEstimator):  # type: ignore[misc]
-    """min over w of ½‖w‖² + C Σ_i ω_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = N·C."""
+    """min over w of ½‖w‖² + C Σ_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = N·C."""
 
     def _check_options(self) -> None:
         if not self.C > 0:
@@ -32,27 +33,20 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if not self.max_iter >= 1:
             raise ValueError(f"max_iter is {self.max_iter!r}; expected at least 1 pass")
 
-    def _check_data(self, X: Any, y: Any = None, **options: Any) -> Any:
+    def _check_data(self, X: Any, *y: Any, **options: Any) -> Any:
+        """X, or X and y, as scikit-learn validates them; without y the features must be those of the fit."""
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
-        if y is None:
-            return validation.validate_data(self, X, reset=False, **checks)
-        return validation.validate_data(self, X, y, **checks)
+        return validation.validate_data(self, X, *y, reset=bool(y), **checks)
 
-    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array, sample_weight: Any) -> Array:
+    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets what was learnt."""
-        weight = None
-        if sample_weight is not None:
-            weight = validation._check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            if not weight.any():
-                raise ValueError("every sample_weight is zero: there is nothing to fit")
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
-        total = float(len(target) if weight is None else weight.sum())
+        eta = self.C * len(target)
         problem = ProxProblem.from_features(
             loss,
             features if hasattr(features, "tocoo") else torch.as_tensor(features),
             torch.as_tensor(target),
-            lr=self.C * total,
-            sample_weight=None if weight is None else torch.as_tensor(weight),
+            lr=eta,
         )
         seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
@@ -65,9 +59,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if self.warm_start:
             self._atom = point.atom, target
         self.n_iter_ = max(point.steps, 1)
-        scale = self.C * total  # the problem is the SVM's objective over N·C
-        self.dual_gap_ = float(problem.gap(point)) * scale
-        self.objective_ = float(problem.primal(point)) * scale
+        self.dual_gap_ = float(problem.gap(point)) * eta  # the problem is the SVM's objective over η = N·C
+        self.objective_ = float(problem.primal(point)) * eta
         if gap > max(self.tol, _rounding(problem)):
             warnings.warn(
                 f"{type(self).__name__} stopped after max_iter={self.max_iter} passes at a relative gap of "
@@ -92,9 +85,6 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-sklearn_utils = load("sklearn.utils", extra="estimators")
 
 
 def _with_ones(X: Any, scaling: float) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxsvm.estimators.base import LinearEstimator, sklearn_base, validation
+from proxsvm.estimators.base import LinearEstimator, sklearn_base
 from proxsvm.extras import load
 from proxsvm.losses import MultiClassHinge
 from proxsvm.losses.base import PiecewiseLinearLoss
@@ -64,7 +64,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.solver = solver
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
+    def fit(self, X: Any, y: Any) -> LinearSVM:
         """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``."""
         self._check_options()
         X, y = self._check_data(X, y)
@@ -75,7 +75,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 f"LinearSVM needs samples of at least 2 classes in the data, but the data contains only one class: "
                 f"{self.classes_[0]!r}"
             )
-        w = self._solve(self.loss or MultiClassHinge(), X, target, sample_weight)
+        w = self._solve(self.loss or MultiClassHinge(), X, target)
         if len(self.classes_) == 2:  # one vector tells two classes apart
             w, self.intercept_ = w[1:] - w[:1], self.intercept_[1:] - self.intercept_[:1]
         self.coef_ = w

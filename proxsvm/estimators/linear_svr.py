@@ -63,12 +63,12 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.solver = solver
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
+    def fit(self, X: Any, y: Any) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``."""
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)
         loss = self.loss or L1Regression(self.epsilon)
-        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), sample_weight)
+        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False))
         return self
 
     def predict(self, X: Any) -> Array:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from proxsvm.features import FeatureLinearization
-from proxsvm.losses.base import Atom, parts
+from proxsvm.losses.base import Atom
 from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers import kernels
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 from proxsvm.solvers.blocks import Blocks, GramBlocks, RowBlocks
+
+WORK = 1_000_000  # multiplications of a pass times passes: what an interpreter does in about the time of compiling
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class BlockFW(DualSolver):
         inner: on features, how many further rounds a pass makes over the samples that still move (shrinking).
         max_entries: the limit of m·P + m², above which a network is refused.
         seed: of the random order.
-        compiled: use numba; None means where it is installed and the problem large enough to repay compiling, which
-            takes a second or more in every process.
+        compiled: use numba; None means where it is installed, once the work repays compiling, which takes a second or
+            more in every process.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each pass.
 
     Reference: Lacoste-Julien, Jaggi, Schmidt and Pletscher, Block-Coordinate Frank-Wolfe Optimization for Structural
     SVMs, ICML 2013.
 
+    >>> import torch
     >>> from proxsvm.losses import MultiClassHinge
     >>> X, y = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     >>> problem = ProxProblem.from_features(MultiClassHinge(), X, y, lr=2.0)
@@ -78,20 +80,18 @@ class BlockFW(DualSolver):
             clock(passes, dual, gap)
             if not gap > self.tol * (gap + dual - blocks.dual_of_start) or passes == self.max_passes:
                 break
+            blocks.compiled = blocks.compiled or self._compiled(blocks)
             blocks.sweep(rng)
             passes += 1
         point = problem.vertex(blocks.atom())
         return replace(point, steps=passes, dual=problem.dual(point), gap=problem.gap(point))
 
     def _blocks(self, problem: ProxProblem) -> Blocks:
-        line = problem.linearization
-        if isinstance(line, FeatureLinearization):
-            work = line.stored() * problem.params[0][..., 0].numel()
-            return RowBlocks(problem, line.features, self.inner, self._compiled(work))
-        work = sum(u.numel() for u in parts(line.scores)) ** 2
-        return GramBlocks(problem, self.max_entries, self._compiled(work))
+        if isinstance(problem.linearization, FeatureLinearization):
+            return RowBlocks(problem, problem.linearization.features, self.inner)
+        return GramBlocks(problem, self.max_entries)
 
-    def _compiled(self, work: int) -> bool:
+    def _compiled(self, blocks: Blocks) -> bool:
         if self.compiled is None:
-            return work > 300_000 and kernels.available()
+            return blocks.work > WORK and kernels.available()
         return self.compiled

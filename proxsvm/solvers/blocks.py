@@ -6,6 +6,7 @@ All of it is float64 on the CPU (the weights keep the features' dtype), sample-m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class Blocks(ABC):
         self.dual_of_start = float(start.dual)
         self.like = problem.origin.scores
         self.p = to_numpy(problem.origin.coefficients)
+        self.compiled = False
+        self.work = 0  # what the sweeps have cost or, before the first one, what it is going to
 
     @abstractmethod
     def begin(self, atom: Atom) -> None:
@@ -69,7 +72,7 @@ class Blocks(ABC):
     def _shaped(self, flat: Array, dtype: torch.dtype = torch.double) -> Scores:
         device = parts(self.like)[0].device
         sizes = [u[0].numel() for u in parts(self.like)]
-        pieces = torch.as_tensor(flat).to(device, dtype).split(sizes, 1)
+        pieces = torch.split(torch.as_tensor(flat).to(device, dtype), sizes, 1)
         return like(self.like, tuple(x.reshape(u.shape) for x, u in zip(pieces, parts(self.like), strict=True)))
 
 
@@ -84,7 +87,7 @@ class Hulls:
     def add(self, s: Array, c: Array) -> None:
         """See an atom for each sample; one that is known already is not kept twice."""
         T = self.A.shape[1]
-        known = ((self.A == s[:, None]).all(2) & (self.c == c[:, None]) & (np.arange(T) < self.counts[:, None])).any(1)
+        known = ((s[:, None] == self.A).all(2) & (self.c == c[:, None]) & (np.arange(T) < self.counts[:, None])).any(1)
         rows = np.flatnonzero(~known)
         if len(rows) and self.counts[rows].max() == T:
             self.A = np.concatenate([self.A, np.zeros_like(self.A)], 1)
@@ -108,20 +111,20 @@ class Hulls:
 class GramBlocks(Blocks):
     """A network in the space of its scores: v = v₀ − G x with x = p·s and G = J diag(η) Jᵀ."""
 
-    def __init__(self, problem: ProxProblem, max_entries: int, compiled: bool) -> None:
+    def __init__(self, problem: ProxProblem, max_entries: int) -> None:
         super().__init__(problem)
         n, M = len(self.p), sum(u[0].numel() for u in parts(self.like))
         P = sum(w.numel() for w in problem.params)
         if n * M * (P + n * M) > max_entries:
             raise ValueError(
                 f"BlockFW on a network of {P:,} parameters with {n * M:,} score entries needs a Jacobian and a Gram "
-                f"matrix of {n * M * (P + n * M):,} numbers, more than max_entries={max_entries:,}: take fewer samples, "
-                "raise max_entries, or use CorrectiveFW, which needs neither"
+                f"matrix of {n * M * (P + n * M):,} numbers, more than max_entries={max_entries:,}: take fewer "
+                "samples, raise max_entries, or use CorrectiveFW, which needs neither"
             )
         self.G = self._gram(n)
         self.v0 = _flat(problem.linearised_scores(problem.start()))
         self.hulls = Hulls(n, M)
-        self.kernels = kernels(compiled)
+        self.work = (n * M) ** 2
 
     def _gram(self, n: int) -> Array:
         problem = self.problem
@@ -133,15 +136,16 @@ class GramBlocks(Blocks):
             ]
         )
         J = problem.linearization.jacobian().detach() * root_eta
-        place = iter(torch.arange(len(J), device=J.device).split([u.numel() for u in parts(self.like)]))
-        order = torch.cat([next(place).reshape(n, -1) for _ in parts(self.like)], 1).reshape(-1)  # sample-major
-        J = J[order]
+        places = torch.split(torch.arange(len(J), device=J.device), [u.numel() for u in parts(self.like)])
+        J = J[torch.cat([place.reshape(n, -1) for place in places], 1).reshape(-1)]  # sample-major
         return to_numpy(J @ J.t())
 
     def begin(self, atom: Atom) -> None:
+        """Start from an atom for each sample."""
         self.hulls.begin(_flat(atom.s), to_numpy(atom.offset))
 
     def combination(self) -> tuple[Array, Array]:
+        """The present s and c."""
         return self.hulls.combination()
 
     def _gx(self, s: Array) -> Array:
@@ -149,23 +153,29 @@ class GramBlocks(Blocks):
         return gx
 
     def scores(self) -> Array:
+        """v at the present point."""
         return self.v0 - self._gx(self.combination()[0])
 
     def dual(self, s: Array, c: Array) -> float:
+        """D at the present point."""
         x = self.p[:, None] * s
         return self.dual_of_start + float((x * self.v0).sum() + self.p @ c - (x * self._gx(s)).sum() / 2)
 
     def sweep(self, rng: np.random.Generator) -> None:
+        """Improve every block once."""
         h = self.hulls
         h.add(*self.found)
         v = self.scores().reshape(-1)
-        self.kernels.gram_sweep(rng.permutation(len(self.p)), ROUNDS, self.G, self.p, h.A, h.c, h.a, h.counts, v)
+        self.work += (len(self.p) + 100) * v.size
+        kernels(self.compiled).gram_sweep(
+            rng.permutation(len(self.p)), ROUNDS, self.G, self.p, h.A, h.c, h.a, h.counts, v
+        )
 
 
 class RowBlocks(Blocks):
-    """A linear model on the rows of its features: the weights W = w_t + d are kept, and v_i = W x_i made when needed."""
+    """A linear model on the rows of its features: W = w_t + d is kept, and v_i = W x_i made when it is needed."""
 
-    def __init__(self, problem: ProxProblem, features: Tensor, inner: int, compiled: bool) -> None:
+    def __init__(self, problem: ProxProblem, features: Tensor, inner: int) -> None:
         super().__init__(problem)
         (group,), (weight,) = problem.groups, problem.params
         F = weight.shape[-1]
@@ -173,21 +183,25 @@ class RowBlocks(Blocks):
         self.rows = _rows(features)
         self.step = self.eta * self.p
         self.h = self.step * _squared_norms(features)
-        self.kernels = kernels(compiled, features.is_sparse)
+        self.sparse = features.is_sparse
         # Sparse rows touch all classes of a few features: there the features run slowest in memory.
-        self.W = np.zeros((weight.numel() // max(F, 1), F), self.rows[0].dtype, order="F" if features.is_sparse else "C")
+        order: Any = "F" if features.is_sparse else "C"
+        self.W = np.zeros((weight.numel() // max(F, 1), F), self.rows[0].dtype, order)
         loss, scores, target, _ = problem.origin
         hull = loss.hull(like(scores, tuple(u.detach() for u in parts(scores))), target)
         kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
         self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
         self.looks = 0
+        self.work = self.rows[0].size * len(self.W)
         self._refresh()
 
     def begin(self, atom: Atom) -> None:
+        """Start from an atom for each sample."""
         self.steps.begin(_flat(atom.s), to_numpy(atom.offset))
         self._refresh()
 
     def combination(self) -> tuple[Array, Array]:
+        """The present s and c."""
         return self.steps.combination()
 
     def _refresh(self) -> None:
@@ -196,6 +210,7 @@ class RowBlocks(Blocks):
         self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
 
     def scores(self) -> Array:
+        """v at the present point."""
         self.looks += 1
         if self.looks % 10 == 0:
             self._refresh()
@@ -204,18 +219,22 @@ class RowBlocks(Blocks):
         return _flat(self.problem.linearization.jvp([W]))
 
     def dual(self, s: Array, c: Array) -> float:
+        """D at the present point."""
         lam = self.p @ ((s * _flat(self.like)).sum(1) + c)
         d = self.W - self.problem.params[0].reshape(self.W.shape).cpu().numpy()
         return float(lam - np.square(d, dtype=np.float64).sum() / (2 * self.eta))
 
     def sweep(self, rng: np.random.Generator) -> None:
-        order = rng.permutation(len(self.p))
-        front = self.steps.sweep(order, True)
+        """Improve every block once."""
+        order, run = rng.permutation(len(self.p)), kernels(self.compiled, self.sparse)
+        front = self.steps.sweep(run, order, True)
+        self.work += (self.rows[0].size + 100 * len(order)) * len(self.W)
         for _ in range(self.inner):
             if front <= len(self.p) // 100:
                 return
             order = rng.permutation(order[:front])
-            front = self.steps.sweep(order, False)
+            front = self.steps.sweep(run, order, False)
+            self.work += 100 * len(order) * len(self.W)
 
 
 class _Step(ABC):
@@ -231,7 +250,7 @@ class _Step(ABC):
     def combination(self) -> tuple[Array, Array]: ...
 
     @abstractmethod
-    def sweep(self, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
         """Visit ``order``; move those worth another visit to its front and return how many they are."""
 
 
@@ -253,10 +272,10 @@ class _SimplexStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.alpha - self.e_y, (self.alpha * self.cost).sum(1)
 
-    def sweep(self, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
         b = self.blocks
         state = self.cost, self.alpha, self.live, self.lives
-        return int(b.kernels.simplex_sweep(order, full, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
+        return int(run.simplex_sweep(order, full, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
 
 
 class _BoxStep(_Step):
@@ -272,10 +291,10 @@ class _BoxStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1)
 
-    def sweep(self, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
         b = self.blocks
         box = self.low, self.high, self.center, self.band, self.s
-        return int(b.kernels.box_sweep(order, b.step, b.h, *box, b.W, *b.rows))
+        return int(run.box_sweep(order, b.step, b.h, *box, b.W, *b.rows))
 
 
 class _AtomStep(_Step):
@@ -291,11 +310,11 @@ class _AtomStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.hulls.combination()
 
-    def sweep(self, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
         b, h = self.blocks, self.hulls
         if full:
             h.add(*b.found)
-        b.kernels.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, b.W, *b.rows)
+        run.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, b.W, *b.rows)
         return 0
 
 
@@ -323,7 +342,7 @@ def _rows(features: Tensor) -> tuple[Array, Array, Array]:
 def _squared_norms(features: Tensor) -> Array:
     if not features.is_sparse:
         X = features.cpu().numpy()
-        return np.einsum("nf,nf->n", X, X, dtype=np.float64)
+        return np.asarray(np.einsum("nf,nf->n", X, X, dtype=np.float64))
     data, _, indptr = _rows(features)
     row = np.repeat(np.arange(len(features)), np.diff(indptr))
     return np.bincount(row, np.square(data, dtype=np.float64), minlength=len(features))

@@ -167,4 +167,4 @@ def _flat(scores: Scores) -> Tensor:
 
 def _unflat(flat: Tensor, scores: Scores) -> Scores:
     sizes = [u.numel() for u in parts(scores)]
-    return like(scores, tuple(x.reshape(u.shape) for x, u in zip(flat.split(sizes), parts(scores), strict=True)))
+    return like(scores, tuple(x.reshape(u.shape) for x, u in zip(torch.split(flat, sizes), parts(scores), strict=True)))

@@ -2,7 +2,7 @@
 ``fast``), else by the interpreter on numpy arrays.
 
 Every block is one sample i, with its scores v_i at the present dual point. Moving s_i by ``ds`` moves v_i by −H ds,
-H = p_i G_ii the block's own part of p_i J_i diag(η) J_iᵀ, and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H.
+with H = p_i J_i diag(η) J_iᵀ, and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H.
 """
 
 from __future__ import annotations
@@ -120,18 +120,25 @@ def _sparse_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indp
 def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleNamespace:
     @jit
     def threshold(z: Array, size: int) -> Any:
-        """θ with Σ_k (z_k − θ)₊ = 1 over the first ``size`` entries: drop what is below until none is."""
-        theta, kept = -np.inf, -1
+        """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
+
+        Entries below θ are dropped until none is; the largest never is, because θ ≤ −1/size < 0 = its value.
+        """
+        largest = z[0]
+        for k in range(1, size):
+            largest = max(largest, z[k])
+        for k in range(size):
+            z[k] -= largest
+        theta, kept = -np.inf, size + 1
         while True:
             total, count = 0.0, 0
             for k in range(size):
                 if z[k] > theta:
                     total += z[k]
                     count += 1
-            theta = (total - 1.0) / count
-            if count == kept:
+            if count >= kept:
                 return theta
-            kept = count
+            theta, kept = (total - 1.0) / count, count
 
     @jit
     def simplex_sweep(
@@ -312,6 +319,4 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
                 if ds[k] != 0.0:
                     row_add(W[k], -step[i] * ds[k], i, data, indices, indptr)
 
-    return SimpleNamespace(
-        simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep
-    )
+    return SimpleNamespace(simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
