@@ -80,7 +80,7 @@ def figure(options: Options, name: str, draw: Callable[[Any, Any], None], **layo
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3})
-    fig, axes = plt.subplots(layout_engine="constrained", **layout)
+    fig, axes = plt.subplots(layout="constrained", **layout)
     draw(fig, axes)
     options.out.mkdir(parents=True, exist_ok=True)
     fig.savefig(options.out / f"{name}.png", dpi=120)

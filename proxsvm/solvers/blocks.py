@@ -182,7 +182,8 @@ class RowBlocks(Blocks):
         self.eta, self.inner = float(group.eta), inner
         self.rows = _rows(features)
         self.step = self.eta * self.p
-        self.h = self.step * _squared_norms(features)
+        h = self.step * _squared_norms(features)
+        self.h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros goes straight to its vertex
         self.sparse = features.is_sparse
         # Sparse rows touch all classes of a few features: there the features run slowest in memory.
         order: Any = "F" if features.is_sparse else "C"

@@ -167,8 +167,6 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         front = 0
         for t in range(order.shape[0]):
             i = order[t]
-            if h[i] <= 0:
-                continue
             size = K if full else lives[i]
             for j in range(size):
                 k = j if full else live[i, j]
@@ -216,8 +214,6 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         front = 0
         for t in range(order.shape[0]):
             i = order[t]
-            if h[i] <= 0:
-                continue
             moved = False
             for k in range(W.shape[0]):
                 residual = h[i] * s[i, k] + row_dot(W[k], i, data, indices, indptr) - center[i, k]
@@ -309,7 +305,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         H = np.zeros((M, M))
         for t in range(order.shape[0]):
             i = order[t]
-            if h[i] <= 0 or counts[i] < 2:
+            if counts[i] < 2:
                 continue
             for k in range(M):
                 v[k] = row_dot(W[k], i, data, indices, indptr)
