@@ -103,10 +103,10 @@ def main(options: Options) -> None:
                 for solver, marker in zip(SOLVERS, "osD^", strict=True):
                     accuracy = [_mean(of_net, solver, e, "accuracy") for e in etas]
                     ax.plot(etas, accuracy, marker=marker, ms=4, label=solver)
-                ax.set(xscale="log", ylim=(0, 102), title=f"{net}, {'smoothed hinge' if smooth else 'hinge'}")
+                ax.set(xscale="log", ylim=(45, 101), title=f"{net}, {'smoothed hinge' if smooth else 'hinge'}")
                 ax.set_xlabel("η")
                 ax.set_ylabel("test accuracy, %")
-        axes[0, 0].legend(loc="lower center", fontsize=8)
+        axes[0, 1].legend(loc="lower right", fontsize=9)
         fig.suptitle("Which η can be used, on digits")
 
     figure(options, "usable_eta", draw, nrows=2, ncols=2, figsize=(10, 7), sharex=True, sharey=True)

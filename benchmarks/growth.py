@@ -1,0 +1,83 @@
+"""Seconds a pass and memory of BlockFW on features, as the samples or the features grow."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks.common import Options, figure, write
+from proxsvm import ProxProblem
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import BlockFW, Trace
+
+PASSES = 5
+
+
+def measure(n: int, F: int) -> dict[str, float]:
+    """In a process of its own, so that its peak of memory is its own too."""
+    rng = np.random.default_rng(0)
+
+    def solve(n: int, F: int) -> list[Trace]:
+        y = rng.integers(10, size=n)
+        x = rng.standard_normal((10, F))[y] + 3 * rng.standard_normal((n, F))
+        problem = ProxProblem.from_features(
+            MultiClassHinge(), torch.as_tensor(x), torch.as_tensor(y), lr=n * 1e-3, weight=torch.zeros(10, F).double()
+        )
+        seen: list[Trace] = []
+        BlockFW(tol=0.0, max_passes=PASSES, inner=0, compiled=True, callback=seen.append).solve(problem)
+        return seen
+
+    solve(50, 5)  # compile first
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = np.diff([t.seconds for t in solve(n, F)])
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": float(np.median(seconds)), "megabytes": (after - before) / 1024}
+
+
+def main(options: Options) -> None:
+    last = 4 if options.quick else 5
+    samples = [int(10 ** (3 + k / 2)) for k in range(last)]
+    features = [int(10 ** (1.5 + k / 2)) for k in range(last)]
+    jobs = [("n", n, 100) for n in samples] + [("F", 5000, F) for F in features]
+    rows = []
+    for grows, n, F in tqdm(jobs, desc="growth"):
+        call = [sys.executable, "-m", "benchmarks.growth", str(n), str(F)]
+        found = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
+        rows.append({"grows": grows, "n": n, "F": F, "seconds a pass": found["seconds"], "MB": found["megabytes"]})
+
+    def slope(grows: str, what: str) -> float:
+        mine = [r for r in rows if r["grows"] == grows][1:]  # the smallest is below the noise
+        return float(np.polyfit(np.log([r[grows] for r in mine]), np.log([max(r[what], 1e-9) for r in mine]), 1)[0])
+
+    fits = ", ".join(
+        f"{what} ~ {grows}^{slope(grows, what):.2f}" for what in ("seconds a pass", "MB") for grows in ("n", "F")
+    )
+    note = (
+        "BlockFW on dense float64 features, 10 classes; one pass over all samples, with its certified gap. MB is the "
+        f"growth of the process, the features included. Fitted without the smallest size: {fits}."
+    )
+    write(options, "growth", rows, note)
+
+    def draw(fig: Any, axes: Any) -> None:
+        for ax, what in zip(axes, ("seconds a pass", "MB"), strict=True):
+            for grows, label in (("n", "samples n, F = 100"), ("F", "features F, n = 5,000")):
+                mine = [r for r in rows if r["grows"] == grows]
+                (line,) = ax.plot([r[grows] for r in mine], [r[what] for r in mine], "o-", label=label)
+                x = np.array([mine[1][grows], mine[-1][grows]])
+                ax.plot(x, mine[-1][what] * x / x[-1], "--", lw=1, color=line.get_color(), alpha=0.6)
+            ax.set(xscale="log", yscale="log", xlabel="n or F", ylabel=what)
+            ax.legend(title="dashed: slope 1", fontsize=8)
+
+    figure(options, "growth", draw, ncols=2, figsize=(10, 4))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))))
