@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -24,29 +25,34 @@ class FeatureLinearization(Linearization):
 
     def __init__(self, features: Tensor, weight: Tensor) -> None:
         self.features, self.params = features, [weight]
-        self.scores = self.jvp([weight])
+        self._transposed: Tensor | None = None
+        zero = torch.zeros(len(features), *weight.shape[:-1], dtype=weight.dtype, device=weight.device)
+        self.scores = self.jvp([weight]) if bool(weight.any()) else zero
 
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
         """Xᵀ s, in the weight's shape."""
         (weight,), n = self.params, len(self.features)
-        by_output = _mm(self.features.t(), parts(s)[0].to(weight.dtype).reshape(n, -1)).t()
+        if self._transposed is None:
+            self._transposed = _transposed(self.features)
+        by_output = (self._transposed @ parts(s)[0].to(weight.dtype).reshape(n, -1)).t()
         return [by_output.reshape(weight.shape)]
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """X d, ``[n, *out]``."""
         (weight,), n = self.params, len(self.features)
-        return _mm(self.features, d[0].reshape(-1, weight.shape[-1]).t()).reshape(n, *weight.shape[:-1])
+        scores: Tensor = self.features @ d[0].reshape(-1, weight.shape[-1]).t()
+        return scores.reshape(n, *weight.shape[:-1])
 
     def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: X once for each output."""
-        X = self.features.to_dense() if self.features.is_sparse else self.features
+        X = self.features.to_dense()
         outputs = self.params[0].numel() // max(X.shape[1], 1)
         eye = torch.eye(outputs, dtype=X.dtype, device=X.device)
         return torch.einsum("nf,ok->nokf", X, eye).reshape(len(X) * outputs, -1)
 
 
 def as_features(features: Any) -> Tensor:
-    """Features as a floating-point tensor: dense, or sparse COO with its rows in order.
+    """Features as a floating-point tensor ``[n, F]``: dense, or sparse CSR.
 
     Takes a dense tensor or array, a torch sparse tensor (COO, CSR or CSC) or a SciPy sparse matrix.
 
@@ -54,15 +60,19 @@ def as_features(features: Any) -> Tensor:
     tensor([[1., 0.],
             [0., 2.]])
     """
-    if hasattr(features, "tocoo"):  # SciPy
-        coo = features.tocoo()
-        index = torch.from_numpy(np.stack([coo.row, coo.col]).astype(np.int64))
-        values = torch.from_numpy(np.ascontiguousarray(coo.data))
-        tensor = torch.sparse_coo_tensor(index, values, tuple(coo.shape), check_invariants=True)
+    if hasattr(features, "tocsr"):  # SciPy
+        csr = features.tocsr()
+        csr.sum_duplicates()
+        tensor = _csr(
+            *(torch.as_tensor(np.ascontiguousarray(x)) for x in (csr.indptr, csr.indices, csr.data)), csr.shape
+        )
     else:
         tensor = torch.as_tensor(features)
-    if tensor.layout is not torch.strided:
-        tensor = cast(Tensor, tensor.to_sparse_coo()).coalesce()  # type: ignore[no-untyped-call, unused-ignore]
+        if tensor.dim() == 2 and tensor.layout is not torch.strided:
+            coo = cast(Tensor, tensor.to_sparse_coo()).coalesce()  # type: ignore[no-untyped-call, unused-ignore]
+            rows = torch.bincount(coo.indices()[0], minlength=len(coo))
+            starts = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+            tensor = _csr(starts, coo.indices()[1], coo.values(), coo.shape)
     if tensor.dim() != 2:
         raise ValueError(f"features have shape {tuple(tensor.shape)}; expected [n, F], one row a sample")
     if not tensor.is_floating_point():
@@ -70,5 +80,19 @@ def as_features(features: Any) -> Tensor:
     return tensor.detach()
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    return cast(Tensor, torch.sparse.mm(a, b)) if a.is_sparse else a @ b
+def _transposed(X: Tensor) -> Tensor:
+    """Xᵀ; of sparse features as CSR again, which is what multiplies fast."""
+    if X.layout is torch.strided:
+        return X.t()
+    n, F = X.shape
+    by_column = X.col_indices().argsort(stable=True)
+    row = torch.repeat_interleave(torch.arange(n, device=X.device), X.crow_indices().diff())
+    starts = torch.cat([row.new_zeros(1), torch.bincount(X.col_indices(), minlength=F).cumsum(0)])
+    return _csr(starts, row[by_column], X.values()[by_column], (F, n))
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that CSR is in beta
+        starts, columns = starts.long(), columns.long()
+        return torch.sparse_csr_tensor(starts, columns, values, tuple(shape), check_invariants=True)

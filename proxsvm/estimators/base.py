@@ -55,12 +55,14 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             point = solver.solve(problem, start=before[0])
         else:
             point = solver.solve(problem)
-        gap = problem.relative_gap(point)
+        assert point.gap is not None
+        assert point.dual is not None
+        gap = problem.relative(point.gap, point)
         if self.warm_start:
             self._atom = point.atom, target
         self.n_iter_ = max(point.steps, 1)
-        self.dual_gap_ = float(problem.gap(point)) * eta  # the problem is the SVM's objective over η = N·C
-        self.objective_ = float(problem.primal(point)) * eta
+        self.dual_gap_ = float(point.gap) * eta  # the problem is the SVM's objective over η = N·C
+        self.objective_ = float(point.dual + point.gap) * eta
         if gap > max(self.tol, _rounding(problem)):
             warnings.warn(
                 f"{type(self).__name__} stopped after max_iter={self.max_iter} passes at a relative gap of "

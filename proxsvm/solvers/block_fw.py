@@ -76,16 +76,14 @@ class BlockFW(DualSolver):
             blocks.begin(start)
         passes = 0
         while True:
-            value, ahead = blocks.look()
-            clock(passes, value, ahead)
-            if not ahead > self.tol * (ahead + value - blocks.dual_of_start) or passes == self.max_passes:
+            dual, gap = blocks.look()
+            clock(passes, dual, gap)
+            if not gap > self.tol * (gap + dual - blocks.dual_of_start) or passes == self.max_passes:
                 break
             blocks.compiled = blocks.compiled or self._compiled(blocks)
             blocks.sweep(rng)
             passes += 1
-        point = problem.vertex(blocks.atom())
-        dual, gap = problem.dual(point), problem.gap(point)
-        return replace(point, steps=max(passes, 1), dual=dual, gap=gap)  # 0 steps would mean: the start itself
+        return replace(blocks.point(), steps=max(passes, 1))  # 0 steps would mean: the start itself
 
     def _blocks(self, problem: ProxProblem) -> Blocks:
         if isinstance(problem.linearization, FeatureLinearization):

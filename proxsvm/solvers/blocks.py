@@ -6,6 +6,7 @@ All of it is float64 on the CPU (the weights keep the features' dtype), sample-m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from proxsvm.losses.base import Atom, Scores, like, parts
 from proxsvm.losses.hulls import Box, Simplex
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.kernels import Array, kernels
 
 ROUNDS = 10  # pairwise steps a visit of a block, where its hull has no closed form
@@ -62,7 +63,13 @@ class Blocks(ABC):
         best = loss.oracle(self._shaped(v), target)
         self.found = _flat(best.s), to_numpy(best.offset)
         ahead = (self.found[0] * v).sum(1) + self.found[1] - (s * v).sum(1) - c
-        return self.dual(s, c), float(self.p @ ahead)
+        self.looked = self.dual(s, c), float(self.p @ ahead)
+        return self.looked
+
+    def point(self) -> DualPoint:
+        """The present point with its delta, D and gap."""
+        point = self.problem.vertex(self.atom())
+        return replace(point, dual=self.problem.dual(point), gap=self.problem.gap(point))
 
     def atom(self) -> Atom:
         """The present point, as the loss writes atoms."""
@@ -178,23 +185,25 @@ class RowBlocks(Blocks):
     def __init__(self, problem: ProxProblem, features: Tensor, inner: int) -> None:
         super().__init__(problem)
         (group,), (weight,) = problem.groups, problem.params
-        F = weight.shape[-1]
-        self.eta, self.inner = float(group.eta), inner
+        self.eta, self.decay, self.inner = float(group.eta), group.decay, inner
         self.rows = _rows(features)
+        self.sparse = features.layout is not torch.strided
         self.step = self.eta * self.p
         h = self.step * _squared_norms(features)
         self.h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros goes straight to its vertex
-        self.sparse = features.is_sparse
         # Sparse rows touch all classes of a few features: there the features run slowest in memory.
-        order: Any = "F" if features.is_sparse else "C"
-        self.W = np.zeros((weight.numel() // max(F, 1), F), self.rows[0].dtype, order)
+        order: Any = "F" if self.sparse else "C"
+        w = weight.reshape(-1, weight.shape[-1]).cpu().numpy()
+        self.w = np.asarray(w, order=order) if w.any() else None
+        self.W = (
+            np.zeros(w.shape, self.rows[0].dtype, order) if self.w is None else self.w * (1 - self.eta * self.decay)
+        )
         loss, scores, target, _ = problem.origin
         hull = loss.hull(like(scores, tuple(u.detach() for u in parts(scores))), target)
         kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
         self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
-        self.looks = 0
+        self.looks = self.sweeps = 0
         self.work = self.rows[0].size * len(self.W)
-        self._refresh()
 
     def begin(self, atom: Atom) -> None:
         """Start from an atom for each sample."""
@@ -213,7 +222,7 @@ class RowBlocks(Blocks):
     def scores(self) -> Array:
         """v at the present point."""
         self.looks += 1
-        if self.looks % 10 == 0:
+        if self.looks % 20 == 0:
             self._refresh()
         weight = self.problem.params[0]
         W = torch.as_tensor(self.W).to(weight).reshape(weight.shape)
@@ -221,20 +230,32 @@ class RowBlocks(Blocks):
 
     def dual(self, s: Array, c: Array) -> float:
         """D at the present point."""
-        lam = self.p @ ((s * _flat(self.like)).sum(1) + c)
-        d = self.W - self.problem.params[0].reshape(self.W.shape).cpu().numpy()
-        return float(lam - np.square(d, dtype=np.float64).sum() / (2 * self.eta))
+        lam = self.p @ (c if self.w is None else (s * _flat(self.like)).sum(1) + c)
+        d = (self.W if self.w is None else self.W - self.w).ravel(order="K")
+        return float(lam - np.dot(d, d.astype(np.float64, copy=False)) / (2 * self.eta))
+
+    def point(self) -> DualPoint:
+        """Straight from the weights, r + delta = −d/η, which saves a product with Xᵀ; exact up to rounding."""
+        weight, p, atom = self.problem.params[0], self.problem.origin.coefficients, self.atom()
+        W = torch.as_tensor(self.W).to(weight).reshape(weight.shape)
+        delta = W / -self.eta if self.w is None else (weight - W) / self.eta - self.decay * weight
+        lam = torch.dot(p, atom.b(like(self.like, tuple(u.detach() for u in parts(self.like)))))
+        one = torch.ones_like(lam)
+        value, ahead = (one * x for x in self.looked)
+        return DualPoint([delta], lam, one, 1, dual=value, gap=ahead, atom=atom)
 
     def sweep(self, rng: np.random.Generator) -> None:
-        """Improve every block once."""
+        """Improve every block once, then those that still move, a few rounds at first and more in every pass."""
+        self.sweeps += 1
         order, run = rng.permutation(len(self.p)), kernels(self.compiled, self.sparse)
-        front = self.steps.sweep(run, order, True)
+        least = max(10.0 ** -(self.sweeps + 1), 1e-6)
+        front = self.steps.sweep(run, order, True, least)
         self.work += (self.rows[0].size + 100 * len(order)) * len(self.W)
-        for _ in range(self.inner):
+        for _ in range(min(self.inner, 2 ** (self.sweeps + 1))):
             if front <= len(self.p) // 100:
                 return
             order = rng.permutation(order[:front])
-            front = self.steps.sweep(run, order, False)
+            front = self.steps.sweep(run, order, False, least)
             self.work += 100 * len(order) * len(self.W)
 
 
@@ -251,7 +272,7 @@ class _Step(ABC):
     def combination(self) -> tuple[Array, Array]: ...
 
     @abstractmethod
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         """Visit ``order``; move those worth another visit to its front and return how many they are."""
 
 
@@ -265,7 +286,7 @@ class _SimplexStep(_Step):
         self.e_y[np.arange(len(y)), y] = 1.0
         self.alpha = self.e_y.copy()
         n, K = self.cost.shape
-        self.live, self.lives = np.zeros((n, K), np.int32), np.zeros(n, np.int32)
+        self.live, self.lives = np.zeros((n, K), np.int64), np.zeros(n, np.int64)
 
     def begin(self, s: Array, c: Array) -> None:
         self.alpha = np.maximum(s + self.e_y, 0.0)
@@ -273,10 +294,10 @@ class _SimplexStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.alpha - self.e_y, (self.alpha * self.cost).sum(1)
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         b = self.blocks
         state = self.cost, self.alpha, self.live, self.lives
-        return int(run.simplex_sweep(order, full, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
+        return int(run.simplex_sweep(order, full, least, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
 
 
 class _BoxStep(_Step):
@@ -292,10 +313,10 @@ class _BoxStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1)
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         b = self.blocks
         box = self.low, self.high, self.center, self.band, self.s
-        return int(run.box_sweep(order, b.step, b.h, *box, b.W, *b.rows))
+        return int(run.box_sweep(order, least, b.step, b.h, *box, b.W, *b.rows))
 
 
 class _AtomStep(_Step):
@@ -311,7 +332,7 @@ class _AtomStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.hulls.combination()
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         b, h = self.blocks, self.hulls
         if full:
             h.add(*b.found)
@@ -332,16 +353,16 @@ def _flat(scores: Scores) -> Array:
 
 def _rows(features: Tensor) -> tuple[Array, Array, Array]:
     """(data, indices, indptr): CSR for sparse features; dense ones are data alone."""
-    if not features.is_sparse:
+    if features.layout is torch.strided:
         none = np.zeros(1, np.int64)
         return np.ascontiguousarray(features.cpu().numpy()), none, none
-    row, column = features.indices().cpu().numpy()
-    indptr = np.concatenate([[0], np.bincount(row, minlength=len(features)).cumsum()])
-    return features.values().cpu().numpy(), np.ascontiguousarray(column), indptr
+    parts_ = features.values(), features.col_indices(), features.crow_indices()
+    data, indices, indptr = (np.ascontiguousarray(x.cpu().numpy()) for x in parts_)
+    return data, indices, indptr
 
 
 def _squared_norms(features: Tensor) -> Array:
-    if not features.is_sparse:
+    if features.layout is torch.strided:
         X = features.cpu().numpy()
         return np.asarray(np.einsum("nf,nf->n", X, X, dtype=np.float64))
     data, _, indptr = _rows(features)

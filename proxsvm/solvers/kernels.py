@@ -24,10 +24,12 @@ Jit: TypeAlias = "Callable[[Any], Any]"
 def kernels(compiled: bool, sparse: bool = False) -> SimpleNamespace:
     """The loops as functions: ``compiled`` or interpreted, on ``sparse`` rows or dense ones."""
     if not compiled:
-        return _define(_as_it_is, _dot, _add, *((_sparse_dot, _sparse_add) if sparse else (_dense_dot, _dense_add)))
+        return _define(
+            _as_it_is, _dot, _add, *((_sparse_scores, _sparse_update) if sparse else (_dense_scores, _dense_update))
+        )
     numba = load("numba", extra="fast")
     jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
-    rows = (_sparse_dot_loop, _sparse_add_loop) if sparse else (_dense_dot_loop, _dense_add_loop)
+    rows = (_sparse_scores_loop, _sparse_update_loop) if sparse else (_dense_scores_loop, _dense_update_loop)
     return _define(jit, *(jit(f) for f in (_dot_loop, _add_loop, *rows)))
 
 
@@ -68,56 +70,83 @@ def _add_loop(w: Array, scale: Any, x: Array) -> None:
         w[f] += factor * x[f]
 
 
-# A row x_i of the features: ⟨w, x_i⟩ and w += a x_i. Dense rows lie in data[i]; sparse ones are CSR.
+# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. Dense rows lie in
+# data[i]; sparse ones are CSR, and their W lies feature by feature, so that all classes of a feature are near.
 
 
-def _dense_dot(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
-    return w @ data[i]
+def _dense_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    z[:size] = W[ks[:size]] @ data[i]
 
 
-def _dense_add(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
-    w += a * data[i]
+def _dense_update(W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    for j in range(size):
+        W[ks[j]] += g[j] * data[i]
 
 
-def _sparse_dot(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
-    row = slice(indptr[i], indptr[i + 1])
-    return w[indices[row]] @ data[row]
+def _sparse_scores(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    row = slice(starts[i], starts[i + 1])
+    z[:size] = W[ks[:size, None], indices[row]] @ data[row]
 
 
-def _sparse_add(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
-    row = slice(indptr[i], indptr[i + 1])
-    w[indices[row]] += a * data[row]
+def _sparse_update(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    row = slice(starts[i], starts[i + 1])
+    for j in range(size):
+        W[ks[j], indices[row]] += g[j] * data[row]
 
 
-def _dense_dot_loop(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
+def _dense_scores_loop(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
     x = data[i]
-    total = w.dtype.type(0)
-    for f in range(x.shape[0]):
-        total += w[f] * x[f]
-    return total
+    for j in range(size):
+        w = W[ks[j]]
+        total = w.dtype.type(0)
+        for f in range(x.shape[0]):
+            total += w[f] * x[f]
+        z[j] = total
 
 
-def _dense_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
+def _dense_update_loop(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
     x = data[i]
-    scale = w.dtype.type(a)
-    for f in range(x.shape[0]):
-        w[f] += scale * x[f]
+    for j in range(size):
+        w = W[ks[j]]
+        scale = w.dtype.type(g[j])
+        for f in range(x.shape[0]):
+            w[f] += scale * x[f]
 
 
-def _sparse_dot_loop(w: Array, i: int, data: Array, indices: Array, indptr: Array) -> Any:
-    total = w.dtype.type(0)
-    for j in range(indptr[i], indptr[i + 1]):
-        total += w[indices[j]] * data[j]
-    return total
+def _sparse_scores_loop(
+    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    z[:size] = 0.0
+    if size == W.shape[0]:  # every class, in order
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for k in range(size):
+                z[k] += W[k, f] * x
+    else:
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for j in range(size):
+                z[j] += W[ks[j], f] * x
 
 
-def _sparse_add_loop(w: Array, a: Any, i: int, data: Array, indices: Array, indptr: Array) -> None:
-    scale = w.dtype.type(a)
-    for j in range(indptr[i], indptr[i + 1]):
-        w[indices[j]] += scale * data[j]
+def _sparse_update_loop(
+    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    for at in range(starts[i], starts[i + 1]):
+        f, x = indices[at], data[at]
+        for j in range(size):
+            W[ks[j], f] += g[j] * x
 
 
-def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleNamespace:
+def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
     @jit
     def threshold(z: Array, size: int) -> Any:
         """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
@@ -144,6 +173,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
     def simplex_sweep(
         order: Array,
         full: bool,
+        least: float,
         slack: float,
         step: Array,
         h: Array,
@@ -154,34 +184,38 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         W: Array,
         data: Array,
         indices: Array,
-        indptr: Array,
+        starts: Array,
     ) -> int:
         """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order``.
 
         A ``full`` sweep looks at every class and notes the ``live`` ones: those with α_k > 0 or within ``slack`` of
-        it. The others look at the live classes alone. The samples worth another look move to the front of ``order``;
-        returns how many they are.
+        it. The others look at the live classes alone. The samples worth another look, because they moved
+        by more than ``least``, come to the front of ``order``; returns how many they are.
         """
         K = W.shape[0]
-        z = np.empty(K)
+        everyone = np.arange(K)
+        z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
         front = 0
         for t in range(order.shape[0]):
             i = order[t]
+            ks = everyone if full else live[i]
             size = K if full else lives[i]
+            row_scores(W, ks, size, z, i, data, indices, starts)
             for j in range(size):
-                k = j if full else live[i, j]
-                z[j] = alpha[i, k] + (row_dot(W[k], i, data, indices, indptr) + cost[i, k]) / h[i]
+                z[j] = alpha[i, ks[j]] + (z[j] + cost[i, ks[j]]) / h[i]
             theta = threshold(z, size)
-            moved, inside = False, False
+            count, moved, inside = 0, False, False
             for j in range(size):
-                k = j if full else live[i, j]
+                k = ks[j]
                 new = max(z[j] - theta, 0.0)
                 change = new - alpha[i, k]
                 if abs(change) > 1e-14:
                     alpha[i, k] = new
-                    row_add(W[k], -step[i] * change, i, data, indices, indptr)
-                    moved = moved or abs(change) > 1e-6
+                    moving[count], g[count] = k, -step[i] * change
+                    count += 1
+                    moved = moved or abs(change) > least
                 inside = inside or 0.0 < new < 1.0
+            row_update(W, moving, count, g, i, data, indices, starts)
             if full:
                 count = 0
                 for k in range(K):
@@ -189,7 +223,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
                         live[i, count] = k
                         count += 1
                 lives[i] = count
-                moved = count > 1 and (moved or inside)
+                moved = moved or inside
             if moved:
                 order[front] = i
                 front += 1
@@ -198,6 +232,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
     @jit
     def box_sweep(
         order: Array,
+        least: float,
         step: Array,
         h: Array,
         low: Array,
@@ -208,22 +243,28 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         W: Array,
         data: Array,
         indices: Array,
-        indptr: Array,
+        starts: Array,
     ) -> int:
-        """The exact coordinate step of the box. Returns how many samples, now in front, have moved or can move."""
+        """The exact coordinate step of the box. Those that moved by more than ``least`` come to the front."""
+        M = W.shape[0]
+        everyone = np.arange(M)
+        z, g, moving = np.empty(M), np.empty(M), np.empty(M, np.int64)
         front = 0
         for t in range(order.shape[0]):
             i = order[t]
-            moved = False
-            for k in range(W.shape[0]):
-                residual = h[i] * s[i, k] + row_dot(W[k], i, data, indices, indptr) - center[i, k]
+            count, moved = 0, False
+            row_scores(W, everyone, M, z, i, data, indices, starts)
+            for k in range(M):
+                residual = h[i] * s[i, k] + z[k] - center[i, k]
                 size = max(abs(residual) - band, 0.0) / h[i]
                 new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
                 change = new - s[i, k]
                 if abs(change) > 1e-14:
                     s[i, k] = new
-                    row_add(W[k], -step[i] * change, i, data, indices, indptr)
-                    moved = moved or abs(change) > 1e-6
+                    moving[count], g[count] = k, -step[i] * change
+                    count += 1
+                    moved = moved or abs(change) > least
+            row_update(W, moving, count, g, i, data, indices, starts)
             if moved:
                 order[front] = i
                 front += 1
@@ -297,22 +338,23 @@ def _define(jit: Jit, dot: Any, add: Any, row_dot: Any, row_add: Any) -> SimpleN
         W: Array,
         data: Array,
         indices: Array,
-        indptr: Array,
+        starts: Array,
     ) -> None:
         """Block steps on the features, for a loss whose hull is known by its atoms alone: H = h_i times identity."""
         M = W.shape[0]
+        everyone = np.arange(M)
         ds, d, Hd, v = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
         H = np.zeros((M, M))
         for t in range(order.shape[0]):
             i = order[t]
             if counts[i] < 2:
                 continue
+            row_scores(W, everyone, M, v, i, data, indices, starts)
             for k in range(M):
-                v[k] = row_dot(W[k], i, data, indices, indptr)
                 H[k, k] = h[i]
             pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
             for k in range(M):
-                if ds[k] != 0.0:
-                    row_add(W[k], -step[i] * ds[k], i, data, indices, indptr)
+                ds[k] *= -step[i]
+            row_update(W, everyone, M, ds, i, data, indices, starts)
 
     return SimpleNamespace(simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
