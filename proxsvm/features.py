@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,9 +62,8 @@ def as_features(features: Any) -> Tensor:
     if hasattr(features, "tocsr"):  # SciPy
         csr = features.tocsr()
         csr.sum_duplicates()
-        tensor = _csr(
-            *(torch.as_tensor(np.ascontiguousarray(x)) for x in (csr.indptr, csr.indices, csr.data)), csr.shape
-        )
+        starts, columns, values = (torch.as_tensor(x) for x in (csr.indptr, csr.indices, csr.data))
+        tensor = _csr(starts, columns, values, csr.shape)
     else:
         tensor = torch.as_tensor(features)
         if tensor.dim() == 2 and tensor.layout is not torch.strided:

@@ -58,13 +58,16 @@ class Blocks(ABC):
     def look(self) -> tuple[float, float]:
         """D and the certified gap."""
         s, c = self.combination()
-        v = self.scores()
+        self.looked = self.dual(s, c), float(self.p @ self.ahead(self.scores(), s, c))
+        return self.looked
+
+    def ahead(self, v: Array, s: Array, c: Array) -> Array:
+        """What the best atom at v is worth more than the present one, ``[n]``; the atom is kept in ``found``."""
         loss, _, target, _ = self.problem.origin
         best = loss.oracle(self._shaped(v), target)
         self.found = _flat(best.s), to_numpy(best.offset)
-        ahead = (self.found[0] * v).sum(1) + self.found[1] - (s * v).sum(1) - c
-        self.looked = self.dual(s, c), float(self.p @ ahead)
-        return self.looked
+        gain: Array = (self.found[0] * v).sum(1) + self.found[1] - (s * v).sum(1) - c
+        return gain
 
     def point(self) -> DualPoint:
         """The present point with its delta, D and gap."""
@@ -234,6 +237,11 @@ class RowBlocks(Blocks):
         d = (self.W if self.w is None else self.W - self.w).ravel(order="K")
         return float(lam - np.dot(d, d.astype(np.float64, copy=False)) / (2 * self.eta))
 
+    def ahead(self, v: Array, s: Array, c: Array) -> Array:
+        """As every block; a closed form knows its best atom without the oracle."""
+        gain = self.steps.ahead(v)
+        return super().ahead(v, s, c) if gain is None else gain
+
     def point(self) -> DualPoint:
         """Straight from the weights, r + delta = −d/η, which saves a product with Xᵀ; exact up to rounding."""
         weight, p, atom = self.problem.params[0], self.problem.origin.coefficients, self.atom()
@@ -271,6 +279,10 @@ class _Step(ABC):
     @abstractmethod
     def combination(self) -> tuple[Array, Array]: ...
 
+    def ahead(self, v: Array) -> Array | None:
+        """What the best atom at v is worth more than the present one, where the hull's formula tells."""
+        return None
+
     @abstractmethod
     def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         """Visit ``order``; move those worth another visit to its front and return how many they are."""
@@ -294,6 +306,11 @@ class _SimplexStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.alpha - self.e_y, (self.alpha * self.cost).sum(1)
 
+    def ahead(self, v: Array) -> Array:
+        augmented = v + self.cost
+        gain: Array = augmented.max(1) - (self.alpha * augmented).sum(1)
+        return gain
+
     def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         b = self.blocks
         state = self.cost, self.alpha, self.live, self.lives
@@ -312,6 +329,13 @@ class _BoxStep(_Step):
 
     def combination(self) -> tuple[Array, Array]:
         return self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1)
+
+    def ahead(self, v: Array) -> Array:
+        residual = v - self.center
+        ends = (end * residual - self.band * np.abs(end) for end in (self.low, self.high, self.s))
+        at_low, at_high, now = ends
+        gain: Array = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
+        return gain
 
     def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
         b = self.blocks

@@ -124,26 +124,40 @@ def _dense_update_loop(
 def _sparse_scores_loop(
     W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    z[:size] = 0.0
-    if size == W.shape[0]:  # every class, in order
-        for at in range(starts[i], starts[i + 1]):
-            f, x = indices[at], data[at]
-            for k in range(size):
-                z[k] += W[k, f] * x
-    else:
-        for at in range(starts[i], starts[i + 1]):
-            f, x = indices[at], data[at]
-            for j in range(size):
-                z[j] += W[ks[j], f] * x
+    begin, end = starts[i], starts[i + 1]
+    j = 0
+    if size == W.shape[0]:  # every class, in order: four at a time, which are neighbours in memory
+        while j + 4 <= size:
+            a = b = c = d = 0.0
+            for at in range(begin, end):
+                f, x = indices[at], data[at]
+                a += W[j, f] * x
+                b += W[j + 1, f] * x
+                c += W[j + 2, f] * x
+                d += W[j + 3, f] * x
+            z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
+            j += 4
+    while j < size:
+        k, a = ks[j], 0.0
+        for at in range(begin, end):
+            a += W[k, indices[at]] * data[at]
+        z[j] = a
+        j += 1
 
 
 def _sparse_update_loop(
     W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    for at in range(starts[i], starts[i + 1]):
-        f, x = indices[at], data[at]
-        for j in range(size):
-            W[ks[j], f] += g[j] * x
+    if size == W.shape[0]:
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for k in range(size):
+                W[k, f] += g[k] * x
+    else:
+        for at in range(starts[i], starts[i + 1]):
+            f, x = indices[at], data[at]
+            for j in range(size):
+                W[ks[j], f] += g[j] * x
 
 
 def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
