@@ -88,7 +88,7 @@ class MultiClassHinge(ClassLoss):
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
-        return Simplex(target, self._task_loss(scores, target))
+        return Simplex(target, self._task_loss(scores, target) * (1 - one_hot(scores, target)))
 
     def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
         """The simplex: α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = Σ_k α_k Δ(k, y)."""

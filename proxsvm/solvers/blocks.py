@@ -63,8 +63,8 @@ class Blocks(ABC):
 
     def ahead(self, v: Array, s: Array, c: Array) -> Array:
         """What the best atom at v is worth more than the present one, ``[n]``; the atom is kept in ``found``."""
-        loss, _, target, _ = self.problem.origin
-        best = loss.oracle(self._shaped(v), target)
+        origin = self.problem.origin
+        best = origin.loss.oracle(self._shaped(v), origin.target)
         self.found = _flat(best.s), to_numpy(best.offset)
         gain: Array = (self.found[0] * v).sum(1) + self.found[1] - (s * v).sum(1) - c
         return gain
@@ -201,8 +201,9 @@ class RowBlocks(Blocks):
         self.W = (
             np.zeros(w.shape, self.rows[0].dtype, order) if self.w is None else self.w * (1 - self.eta * self.decay)
         )
-        loss, scores, target, _ = problem.origin
-        hull = loss.hull(like(scores, tuple(u.detach() for u in parts(scores))), target)
+        origin = problem.origin
+        detached = like(origin.scores, tuple(u.detach() for u in parts(origin.scores)))
+        hull = origin.loss.hull(detached, origin.target)
         kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
         self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
         self.looks = self.sweeps = 0
