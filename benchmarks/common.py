@@ -97,9 +97,9 @@ def digits(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.tensor(x / 16, dtype=dtype), torch.tensor(y)
 
 
-def mlp() -> nn.Module:
-    """64-64-10."""
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+def mlp(width: int = 64) -> nn.Module:
+    """64-width-10."""
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def conv_net() -> nn.Module:
@@ -117,11 +117,13 @@ def conv_net() -> nn.Module:
     )
 
 
-def begun(steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor, Tensor]:
+def begun(
+    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64
+) -> tuple[nn.Module, Tensor, Tensor]:
     """The MLP after a few steps of training on digits, and a batch for the next step."""
     torch.manual_seed(0)
     x, y = digits(dtype)
-    net, loss = mlp().to(dtype), MultiClassHinge()
+    net, loss = mlp(width).to(dtype), MultiClassHinge()
     optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3)
     for _ in range(steps):
         batch = torch.randint(len(x), (64,))

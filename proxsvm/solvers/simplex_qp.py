@@ -22,6 +22,12 @@ def simplex_qp(Q: Array, b: Array, start: int = 0) -> Array:
     a = np.zeros(size)
     a[start] = 1.0
     support = [start]
+    # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a little ridge where Q is singular.
+    system = np.ones((size + 1, size + 1))
+    system[:size, :size] = Q
+    system.flat[:: size + 2] += 1e-13 * float(Q.trace()) / size + 1e-200
+    system[size, size] = 0.0
+    right = np.append(b, 1.0)
     scale = max(float(np.abs(Q).max()), float(np.abs(b).max()), 1e-300)
     for _ in range(10 * size):
         slope = b - Q @ a
@@ -30,7 +36,8 @@ def simplex_qp(Q: Array, b: Array, start: int = 0) -> Array:
             return a
         support.append(free)
         while True:
-            direction = _best_on(Q, b, support) - a[support]
+            rows = [*support, size]
+            direction = np.linalg.solve(system[np.ix_(rows, rows)], right[rows])[:-1] - a[support]
             shrinking = direction < 0
             limits = np.full(len(support), np.inf)
             limits[shrinking] = -a[support][shrinking] / direction[shrinking]
@@ -44,15 +51,3 @@ def simplex_qp(Q: Array, b: Array, start: int = 0) -> Array:
         a = np.maximum(a, 0.0)
         a /= a.sum()
     return a
-
-
-def _best_on(Q: Array, b: Array, support: list[int]) -> Array:
-    """The maximiser with Σa = 1 on the support, signs left free; a little ridge where Q is singular there."""
-    k = len(support)
-    system = np.ones((k + 1, k + 1))
-    block = Q[np.ix_(support, support)]
-    ridge = 1e-13 * float(np.trace(block)) / k + 1e-200
-    system[:k, :k] = block + ridge * np.eye(k)
-    system[k, k] = 0.0
-    weights: Array = np.linalg.solve(system, np.append(b[support], 1.0))[:k]
-    return weights
