@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxsvm.losses.base import Atom, Scores, like, parts
-from proxsvm.problem import DualPoint, ProxProblem, certified
+from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 from proxsvm.solvers.simplex_qp import simplex_qp
 
@@ -20,7 +20,8 @@ class CorrectiveFW(DualSolver):
     """Frank-Wolfe whose every step re-optimises over the hull of the points that it has seen.
 
     It lives in the space of scores. With x = p·s and G = J diag(η) Jᵀ, one vjp and one jvp give G x of a new point;
-    every inner product ⟨delta_a, delta_b⟩_η = ⟨x_a, G x_b⟩ of the tiny QP is then a product of score vectors.
+    every inner product ⟨delta_a, delta_b⟩_η = ⟨x_a, G x_b⟩ of the tiny QP is then a product of score vectors. G is
+    symmetric, so that the QP needs no G x of the newest point: the last step is spared its jvp.
 
     The new point is the oracle's atom, or, where the loss's hull has a closed form, the *nearest* atom: each sample
     moves by itself as far as a quadratic of curvature h around its present s_i allows,
@@ -28,7 +29,7 @@ class CorrectiveFW(DualSolver):
         argmax over the hull of  ⟨s, v_i⟩ + c − (h_i/2) ‖s − s_i‖²,      h the curvature of the last step
 
     Args:
-        max_steps: the most steps; each costs a vjp and a jvp.
+        max_steps: the most steps; each costs a vjp, and a jvp before the next. The end costs one more vjp.
         tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
         fraction: stop once the gap is at most this fraction of the first one, as in ``MultiStepFW``.
         memory: how many points to keep beside the present one.
@@ -55,17 +56,16 @@ class CorrectiveFW(DualSolver):
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """Step until the certified gap is small."""
-        clock, first, steps = Clock(self.callback), None, 0
+        clock, first = Clock(self.callback), None
         loss, target, p = problem.origin.loss, problem.origin.target, problem.origin.coefficients
         seen = _Seen(problem, self.memory)
-        while True:
+        for steps in range(self.max_steps):
             v, now = seen.scores(), seen.now()
             vertex = loss.oracle(v, target)
             gap = torch.dot(p, vertex.b(v) - now.b(v))
             clock(steps, seen.dual, gap)
             first = gap if first is None else first
-            enough = not (gap > self.tol * (gap + seen.dual - seen.dual_of_start) and gap > self.fraction * first)
-            if enough or steps == self.max_steps:
+            if not (gap > self.tol * (gap + seen.dual - seen.dual_of_start) and gap > self.fraction * first):
                 return seen.point(steps, gap)
             hull = loss.hull(v, target)
             if steps == 0:
@@ -73,10 +73,10 @@ class CorrectiveFW(DualSolver):
             elif hull is None or steps % 3 == 0:  # a vertex now and then: it reaches across the hull
                 seen.add(vertex)
             else:
-                h = (seen.curvature * p).clamp(min=1e-9 * float(seen.curvature * p.max())).clamp(min=1e-30)
+                h = (seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * float(p.max()), 1e-30))
                 h = h.reshape(-1, *[1] * (v.dim() - 1))
                 seen.add(hull.nearest(v + h * now.s, h))
-            steps += 1
+        return seen.point(self.max_steps, None)
 
 
 class _Seen:
@@ -100,11 +100,17 @@ class _Seen:
         self.offset = p.new_zeros(memory + 2, len(p))
         self.Q, self.lin = np.zeros((memory + 2, memory + 2)), np.zeros(memory + 2)
         self.mass = np.zeros(memory + 2)  # how much of a point is not the start
-        self.curvature = torch.zeros_like(p[0])
+        self.curvature = 0.0
         self.size = 1
+        self.unsettled: tuple[list[Tensor], Tensor] | None = None  # η delta of the newest point, the weights of all
 
     def scores(self) -> Any:
         """v = v₀ − G x of the present point."""
+        if self.unsettled is not None:
+            eta_delta, weights = self.unsettled
+            self.gx[self.size - 1] = _flat(self.problem.linearization.jvp(eta_delta))
+            self.gx[0] = weights @ self.gx[: self.size]
+            self.unsettled = None
         return _unflat(self.flat_v0 - self.gx[0], self.v0)
 
     def now(self) -> Atom:
@@ -123,36 +129,33 @@ class _Seen:
         vertex = problem.vertex(atom, reuse=True)
         eta_delta = [g.eta * vertex.delta[i] for g in problem.groups for i in g.at]
         self.s[k], self.offset[k] = _flat(atom.s), atom.offset
-        self.gx[k] = _flat(problem.linearization.jvp(eta_delta))
-        weighted = self.p * self.gx[k]
-        change = self.p * (self.s[k] - self.s[0])
-        norm = change @ change
-        curvature = (change @ (self.gx[k] - self.gx[0])).clamp(min=0) / norm
-        self.curvature = torch.where(norm > 0, curvature, torch.zeros_like(norm))
+        x = self.p * self.s[k]
+        change = x - self.p * self.s[0]
+        own = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(vertex.delta, eta_delta, strict=True)]
         lin = torch.dot(problem.origin.coefficients, atom.b(self.v0))
-        *row, self.lin[k] = torch.cat([self.s[: k + 1] @ weighted, lin[None]]).tolist()
+        numbers = torch.cat([self.gx[:k] @ x, torch.stack([torch.stack(own).sum(), lin, change @ change])])
+        *row, self.lin[k], norm = numbers.tolist()
         self.Q[k, : k + 1] = self.Q[: k + 1, k] = row
+        self.curvature = max(self.Q[k, k] - 2 * self.Q[k, 0] + self.Q[0, 0], 0.0) / norm if norm > 0 else 0.0
         self.mass[k] = 1.0
         self.size = k + 1
-        self._move(simplex_qp(self.Q[: k + 1, : k + 1], self.lin[: k + 1]))
-
-    def _move(self, a: Any) -> None:
-        k = self.size
+        a = simplex_qp(self.Q[: k + 1, : k + 1], self.lin[: k + 1])
         weights = torch.as_tensor(a).to(self.s)
-        for rows in (self.s, self.gx, self.offset):
-            rows[0] = weights @ rows[:k]
-        Qa = self.Q[:k, :k] @ a
-        self.Q[0, :k] = self.Q[:k, 0] = Qa
+        for rows in (self.s, self.offset):
+            rows[0] = weights @ rows[: k + 1]
+        Qa = self.Q[: k + 1, : k + 1] @ a
+        self.Q[0, : k + 1] = self.Q[: k + 1, 0] = Qa
         self.Q[0, 0] = a @ Qa
-        self.lin[0], self.mass[0] = a @ self.lin[:k], a @ self.mass[:k]
+        self.lin[0], self.mass[0] = a @ self.lin[: k + 1], a @ self.mass[: k + 1]
         self.dual = self.dual_of_start + float(self.lin[0] - self.Q[0, 0] / 2)
+        self.unsettled = eta_delta, weights
 
-    def point(self, steps: int, gap: Tensor) -> DualPoint:
+    def point(self, steps: int, gap: Tensor | None) -> DualPoint:
         """The present point with its delta, at the cost of a vjp."""
         if steps == 0:
-            return certified(self.problem.start(), gap)
+            return replace(self.problem.start(), gap=gap)
         now = Atom(_unflat(self.s[0].clone(), self.v0), self.offset[0].clone())
-        gamma = torch.full_like(gap, min(1.0, float(self.mass[0])))
+        gamma = torch.full_like(self.p[0], min(1.0, float(self.mass[0])))
         found = replace(self.problem.vertex(now), gamma=gamma, steps=steps, gap=gap)
         return replace(found, dual=self.problem.dual(found))
 
