@@ -99,7 +99,8 @@ def main(options: Options) -> None:
             bars = ax.bar(at + shift, [r[key] for r in rows], width=0.25, label=label)
             ax.bar_label(bars, fmt="%.2g", fontsize=8)
         ax.set_xticks(at, [f"{r['data'].replace(', ', chr(10))}\nC = {r['C']:g}" for r in rows], fontsize=8)
-        ax.set(ylabel="seconds", title=f"Seconds to within {WITHIN:g} of the best known primal", yscale="log")
+        ax.set(ylabel="seconds", title=f"Seconds to within {WITHIN:g} of the best known primal")
+        ax.margins(y=0.1)
         ax.legend()
 
     figure(options, "against_liblinear", draw, figsize=(9, 4.5))
