@@ -66,7 +66,7 @@ def main(options: Options) -> None:
         f"{what} ~ {grows}^{slope(grows, what):.2f}" for what in ("seconds a pass", "MB") for grows in ("n", "F")
     )
     note = (
-        "BlockFW on dense float64 features, 10 classes; the fastest of eight passes over all samples, its gap included. "
+        "BlockFW on dense float64 features, 10 classes; the fastest of eight passes, its gap included. "
         f"MB is the growth of the process, the features included. Fitted without the smallest size: {fits}."
     )
     write(options, "growth", rows, note)
