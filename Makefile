@@ -35,7 +35,7 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
 	$(BIN)/python docs/notebooks/execute.py
 
-bench: setup  ## every benchmark of the solvers into out/bench (about an hour; quick: make bench BENCH=--quick)
+bench: setup  ## every benchmark of the solvers into out/bench (half an hour; quick: make bench BENCH=--quick)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(BENCH)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
