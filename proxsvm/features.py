@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxsvm.linearization import Linearization
-from proxsvm.losses.base import Scores, parts
+from proxsvm.losses.base import Origin, PiecewiseLinearLoss, Scores, parts
 
 
 class FeatureLinearization(Linearization):
@@ -48,6 +48,27 @@ class FeatureLinearization(Linearization):
         outputs = self.params[0].numel() // max(X.shape[1], 1)
         eye = torch.eye(outputs, dtype=X.dtype, device=X.device)
         return torch.einsum("nf,ok->nokf", X, eye).reshape(len(X) * outputs, -1)
+
+
+def linear(
+    loss: PiecewiseLinearLoss, features: Any, target: Any, weight: Tensor | None, sample_weight: Tensor | None
+) -> tuple[Origin, FeatureLinearization]:
+    """The parts of a linear model's proximal problem, checked; see ``ProxProblem.from_features``."""
+    X, y = as_features(features), torch.as_tensor(target)
+    if len(y) != len(X):
+        raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected as many")
+    y = y.to(X.device)
+    if weight is None:
+        out = y.shape[1:] if y.is_floating_point() else (int(y.max()) + 1,)
+        weight = torch.zeros(*out, X.shape[1], dtype=X.dtype, device=X.device)
+    elif weight.shape[-1] != X.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [..., {X.shape[1]}], the features' F")
+    if loss.reduction == "none":
+        raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
+    line = FeatureLinearization(X, weight.detach())
+    scores, y = loss.prepare(line.scores, y)
+    p = loss.coefficients(parts(scores)[0].new_empty(len(X)), sample_weight)
+    return Origin(loss, scores, y, p), line
 
 
 def as_features(features: Any) -> Tensor:

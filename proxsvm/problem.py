@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from proxsvm.features import FeatureLinearization, as_features
+from proxsvm.features import linear
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
 from proxsvm.update import Sweep
@@ -189,8 +189,7 @@ class ProxProblem:
         Args:
             loss: the loss ℓ.
             features: ``[n, F]``, a dense tensor or a sparse one (torch or SciPy).
-            target: the y of the loss; class indices give as many outputs as there are classes in them, real targets
-                one output for each entry of a sample.
+            target: y; class indices give as many outputs as there are classes, real targets one for each entry.
             lr: η.
             weight_decay: r = weight_decay · w.
             weight: w_t, ``[*out, F]`` (``[K, F]`` for K classes); 0 if None.
@@ -202,22 +201,9 @@ class ProxProblem:
         >>> problem.params[0].shape, problem.primal(problem.start())
         (torch.Size([2, 1]), tensor(1.))
         """
-        X, y = as_features(features), torch.as_tensor(target)
-        if len(y) != len(X):
-            raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected as many")
-        y = y.to(X.device)
-        if weight is None:
-            out = y.shape[1:] if y.is_floating_point() else (int(y.max()) + 1,)
-            weight = torch.zeros(*out, X.shape[1], dtype=X.dtype, device=X.device)
-        elif weight.shape[-1] != X.shape[1]:
-            raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [..., {X.shape[1]}], the features' F")
-        line = FeatureLinearization(X, weight.detach())
-        scores, y = loss.prepare(line.scores, y)
-        if loss.reduction == "none":
-            raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
-        p = loss.coefficients(parts(scores)[0].new_empty(len(X)), sample_weight)
-        flat, groups = flatten([weight.detach()], lr, weight_decay)
-        return cls(flat, groups, Origin(loss, scores, y, p), line)
+        origin, line = linear(loss, features, target, weight, sample_weight)
+        flat, groups = flatten(line.params, lr, weight_decay)
+        return cls(flat, groups, origin, line)
 
     def expect(self, b: Tensor) -> Tensor:
         """Σ_i p_i b_i, the mean of a number a sample. Every sum over samples is made here."""

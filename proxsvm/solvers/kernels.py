@@ -126,19 +126,19 @@ def _sparse_scores_loop(
 ) -> None:
     begin, end = starts[i], starts[i + 1]
     j = 0
-    if size == W.shape[0]:  # every class, in order: four at a time, which are neighbours in memory
-        while j + 4 <= size:
-            a = b = c = d = 0.0
-            for at in range(begin, end):
-                f, x = indices[at], data[at]
-                a += W[j, f] * x
-                b += W[j + 1, f] * x
-                c += W[j + 2, f] * x
-                d += W[j + 3, f] * x
-            z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
-            j += 4
+    while j + 4 <= size:  # four classes at a time: near in memory, and four sums that do not wait for one another
+        k, l, m, n = ks[j], ks[j + 1], ks[j + 2], ks[j + 3]
+        a = b = c = d = W.dtype.type(0)
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            a += W[k, f] * x
+            b += W[l, f] * x
+            c += W[m, f] * x
+            d += W[n, f] * x
+        z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
+        j += 4
     while j < size:
-        k, a = ks[j], 0.0
+        k, a = ks[j], W.dtype.type(0)
         for at in range(begin, end):
             a += W[k, indices[at]] * data[at]
         z[j] = a
