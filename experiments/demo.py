@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 
 COLORS = {"DFW, no schedule": "#d95f02", "SGD, no schedule": "#7570b3", "SGD, schedule": "#1b9e77", "Adam": "#666666"}
@@ -147,7 +147,7 @@ def verify_live_steps(model: nn.Module, x: Tensor, y: Tensor) -> None:
     criterion = MultiClassHinge(smooth=True)
     optimizer = ProxOptimizer(criterion, SingleStepFW(), live.parameters(), lr=1.0, weight_decay=1e-4)
     problem = optimizer.problem(criterion(live(x), y))
-    for solver in (SingleStepFW(), MultiStepFW(max_steps=5), MultiStepFW(max_steps=200), ExactQP()):
+    for solver in (SingleStepFW(), MultiStepFW(max_steps=5), CorrectiveFW(max_steps=20), BlockFW(tol=1e-5), ExactQP()):
         print(verify(problem, solver, tol=1e-4), end="\n\n")
 
 

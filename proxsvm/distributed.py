@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from proxsvm.groups import Params, flatten
 from proxsvm.linearization import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
-from proxsvm.problem import DualPoint, Params, ProxProblem, flatten
+from proxsvm.problem import DualPoint, ProxProblem
 
 GroupLike: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
 

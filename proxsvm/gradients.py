@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from proxsvm.distributed import Ranks, by_copies, is_sharded
-from proxsvm.problem import DualPoint, Group, ProxProblem, Scaled, flatten
+from proxsvm.groups import Group, flatten
+from proxsvm.point import Scaled
+from proxsvm.problem import DualPoint, ProxProblem
 
 
 class MeasuredProblem(ProxProblem):

@@ -21,8 +21,10 @@ from proxsvm.distributed import (
     reached,
 )
 from proxsvm.gradients import measure
+from proxsvm.groups import Number
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
-from proxsvm.problem import DualPoint, Number, ProxProblem, Scaled
+from proxsvm.point import Scaled
+from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.record import Record
 from proxsvm.scaling import LossScale, Scalable
 from proxsvm.solvers.base import DualSolver

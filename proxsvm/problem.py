@@ -11,68 +11,20 @@ Parameter groups may differ in η, so every inner product is weighted: ⟨a, b�
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, overload
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm.features import linear
+from proxsvm.groups import Group, Number, Params, flatten
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
+from proxsvm.point import DualPoint, Scaled
 from proxsvm.update import Sweep
 
-Number: TypeAlias = "float | Tensor"
-Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
-
-
-class Scaled(Sequence[Tensor]):
-    """factor · tensors, multiplied only when read: a single step keeps no copy of the gradients."""
-
-    def __init__(self, factor: Tensor, tensors: Sequence[Tensor]) -> None:
-        if isinstance(tensors, Scaled):  # one product, not two
-            self.factor: Tensor = factor * tensors.factor
-            self.tensors: Sequence[Tensor] = tensors.tensors
-        else:
-            self.factor, self.tensors = factor, tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    @overload
-    def __getitem__(self, i: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        chosen = self.tensors[i]
-        return self.factor * chosen if isinstance(chosen, Tensor) else Scaled(self.factor, chosen)
-
-
-@dataclass(frozen=True)
-class DualPoint:
-    """A point of the dual: a convex combination of atoms for each sample, as its two aggregates.
-
-    ``delta``: one tensor a parameter; ``lam``: a 0-dim tensor; ``gamma``: the mass moved away from the start,
-    1 − Π(1 − γ_t); ``steps``: how many; ``dual``: D as tracked along the way; ``gap``: where the solver knows it;
-    ``atom``: each sample's own combination (s_i, c_i), where the solver keeps it.
-    """
-
-    delta: Sequence[Tensor]
-    lam: Tensor
-    gamma: Tensor
-    steps: int
-    dual: Tensor | None = None
-    gap: Tensor | None = None
-    atom: Atom | None = None
-
-
-class Group(NamedTuple):
-    """Parameters that share η and weight decay; ``at`` is where they stand in the problem's list."""
-
-    eta: Number
-    decay: float
-    at: range
+__all__ = ["DualPoint", "ProxProblem"]
 
 
 class ProxProblem:
@@ -401,11 +353,6 @@ _GRAPH_IS_GONE = (
 )
 
 
-def certified(point: DualPoint, gap: Tensor) -> DualPoint:
-    """``point`` with its ``gap`` noted."""
-    return replace(point, gap=gap)
-
-
 def _clip(ascent: Tensor, curvature: Tensor) -> Tensor:
     """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the line is straight and its better end is taken."""
     gamma = torch.where(curvature > 0, ascent / curvature, (ascent > 0).to(ascent.dtype))
@@ -425,26 +372,3 @@ def _sum(terms: list[Tensor]) -> Tensor:
 
 def _detach(scores: Scores) -> Scores:
     return like(scores, tuple(u.detach() for u in parts(scores)))
-
-
-def flatten(params: Params, lr: Number | None, weight_decay: float) -> tuple[list[Tensor], list[Group]]:
-    """Parameters or group dicts as one list and the groups' places in it."""
-    given = list(params)
-    dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]
-    if not dicts:
-        dicts = [{"params": given}]
-    elif len(dicts) != len(given):
-        raise TypeError("params mixes tensors and group dicts; expected one or the other")
-    flat: list[Tensor] = []
-    groups: list[Group] = []
-    for g in dicts:
-        eta = g.get("lr", lr)
-        if eta is None:
-            raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
-        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
-        if members:
-            groups.append(Group(eta, g.get("weight_decay", weight_decay), range(len(flat), len(flat) + len(members))))
-            flat += members
-    if not flat:
-        raise ValueError("params is empty (a generator that was used up already?)")
-    return flat, groups

@@ -17,5 +17,5 @@ def test_the_demo_trains_verifies_and_draws(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert picture.stat().st_size > 10_000
     assert all(name in out for name in demo.COLORS)
-    assert out.count("verdict") == 4
+    assert out.count("verdict") == 5
     assert "VIOLATED" not in out

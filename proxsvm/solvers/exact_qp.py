@@ -11,7 +11,8 @@ from torch import Tensor
 
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, like, parts
-from proxsvm.problem import DualPoint, ProxProblem, certified
+from proxsvm.point import certified
+from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.base import DualSolver
 
 

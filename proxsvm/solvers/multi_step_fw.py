@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxsvm.problem import DualPoint, ProxProblem, certified
+from proxsvm.point import certified
+from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 
 
