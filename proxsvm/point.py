@@ -30,7 +30,7 @@ class Scaled(Sequence[Tensor]):
     def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
         chosen = self.tensors[i]
-        return self.factor * chosen if isinstance(chosen, Tensor) else Scaled(self.factor, chosen)
+        return self.factor * chosen.detach() if isinstance(chosen, Tensor) else Scaled(self.factor, chosen)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,21 @@ def test_verify_sees_a_cheat():
     assert "VIOLATED" in str(report)
 
 
+def test_rounding_in_float32_does_not_keep_the_oracle_busy():
+    """With every vertex listed the first solution is the answer, though its gap in float32 is not 1e-7 of a tiny P."""
+    case = setting(LOSSES[11], MODELS[0])
+    case.model.float()
+    case.x = case.x.float()
+    problem = case.problem(1000.0)
+    point = ExactQP(max_rounds=3).solve(problem)
+    assert problem.gap(point) <= 1e-5
+
+
+def test_the_displacement_of_the_start_carries_no_graph():
+    problem = setting(LOSSES[0], MODELS[1]).problem(1.0, 0.1)
+    assert not any(d.requires_grad for d in problem.displacement(problem.start()))
+
+
 def test_too_large_is_refused():
     problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
     with pytest.raises(ValueError, match="verify on fewer samples"):
@@ -108,7 +123,7 @@ def test_too_large_is_refused():
 
 def test_an_oracle_that_is_asked_too_often_is_named():
     case = setting(LOSSES[-1], MODELS[1])
-    with pytest.raises(RuntimeError, match="give BinaryHinge a polytope"):
+    with pytest.raises(RuntimeError, match="Give BinaryHinge a polytope"):
         ExactQP(max_rounds=1).solve(case.problem(10.0))
 
 

@@ -49,18 +49,19 @@ class ExactQP(DualSolver):
             return self._best_of(problem, polytope, factor)
 
         atoms = loss.vertices(scores, target) or [loss.oracle(scores, target)]
-        point, best = problem.start(), None
+        point = problem.start()
         for _ in range(self.max_rounds):
             point = self._best_of(problem, _hull(atoms, scores), factor)
             assert point.gap is not None
             if problem.relative(point.gap, point) <= self.tol:
                 return point
-            gap = float(point.gap)
-            best = gap if best is None else min(best, gap)
-            atoms.append(loss.oracle(problem.linearised_scores(point), target))
+            found = loss.oracle(problem.linearised_scores(point), target)
+            if _all_listed(found, atoms):
+                return point  # the oracle knows nothing better: what is left of the gap is rounding
+            atoms.append(found)
         raise RuntimeError(
-            f"after {self.max_rounds} rounds the oracle still finds better atoms (gap {best:.2e}): give "
-            f"{type(loss).__name__} a polytope() or vertices(), or raise max_rounds or tol"
+            f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
+            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a polytope() or vertices(), or raise max_rounds or tol"
         )
 
     def _best_of(self, problem: ProxProblem, polytope: Polytope, factor: np.ndarray[Any, Any]) -> DualPoint:
@@ -117,6 +118,19 @@ def _hull(atoms: list[Atom], scores: Any) -> Polytope:
         s.append(cp.vstack([alpha[i] @ of_sample[i] for i in range(n)]))
     offset = cp.sum(cp.multiply(np.stack([_numpy(a.offset) for a in atoms], axis=1), alpha), axis=1)
     return Polytope(tuple(s), offset, [cp.sum(alpha, axis=1) == 1])
+
+
+def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
+    """Whether each sample's atom is zero or stands in the list already."""
+    n = len(atom.offset)
+    listed = torch.zeros(n, dtype=torch.bool, device=atom.offset.device)
+    zero = Atom(like(atom.s, tuple(torch.zeros_like(s) for s in parts(atom.s))), torch.zeros_like(atom.offset))
+    for other in [zero, *atoms]:
+        same = other.offset == atom.offset
+        for a, b in zip(parts(other.s), parts(atom.s), strict=True):
+            same = same & (a == b).reshape(n, -1).all(1)
+        listed = listed | same
+    return bool(listed.all())
 
 
 def _numpy(x: Tensor) -> np.ndarray[Any, Any]:
