@@ -61,7 +61,8 @@ class ExactQP(DualSolver):
             atoms.append(found)
         raise RuntimeError(
             f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
-            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a polytope() or vertices(), or raise max_rounds or tol"
+            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a polytope() or vertices(), or raise "
+            "max_rounds or tol"
         )
 
     def _best_of(self, problem: ProxProblem, polytope: Polytope, factor: np.ndarray[Any, Any]) -> DualPoint:
