@@ -1,0 +1,82 @@
+"""CIFAR-10 and CIFAR-100 in the authors' binary format, split, normalised and augmented as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PIXELS = 3 * 32 * 32
+FILES = {  # folder, training files, test file, bytes before the pixels (the last one is the label)
+    "cifar10": ("cifar-10-batches-bin", [f"data_batch_{k}.bin" for k in range(1, 6)], "test_batch.bin", 1),
+    "cifar100": ("cifar-100-binary", ["train.bin"], "test.bin", 2),
+}
+CLASSES = {"cifar10": 10, "cifar100": 100}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images ``[n, 3, 32, 32]`` in float32 and labels ``[n]``."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def read(file: Path, header: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file."""
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{file} is missing. Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it, "
+            "and pass the folder that then holds it: --data DIR"
+        )
+    raw = np.fromfile(file, np.uint8)
+    if len(raw) == 0 or len(raw) % (header + PIXELS):
+        raise ValueError(
+            f"{file} has {len(raw)} bytes; expected a multiple of {header + PIXELS}: is it whole, and binary?"
+        )
+    records = raw.reshape(-1, header + PIXELS)
+    return records[:, header:].reshape(-1, 3, 32, 32), records[:, header - 1].astype(np.int64)
+
+
+def load(data: Path, name: str, images: int | None, seed: int) -> tuple[Images, Images, Images]:
+    """Training, validation and test images, normalised per channel by the training images.
+
+    A tenth of the training set, drawn by ``seed``, is for validation (45,000 / 5,000 / 10,000 on the whole set).
+    ``images`` limits the training images before that.
+    """
+    if name not in FILES:
+        raise ValueError(f"no data set named {name!r}; there are {', '.join(FILES)}")
+    folder, train_files, test_file, header = FILES[name]
+    pieces = [read(data / folder / file, header) for file in train_files]
+    pixels, labels = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.random.default_rng(seed).permutation(len(labels))[:images]
+    held = max(1, len(order) // 10)
+    at_val, at_train = order[:held], order[held:]
+    mean, std = (f(pixels[at_train] / np.float32(255), axis=(0, 2, 3)) for f in (np.mean, np.std))
+
+    def normalised(pixels: np.ndarray, labels: np.ndarray) -> Images:
+        x = (pixels / np.float32(255) - mean[:, None, None]) / np.maximum(std, 1e-6)[:, None, None]
+        return Images(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels))
+
+    test = read(data / folder / test_file, header)
+    return normalised(pixels[at_train], labels[at_train]), normalised(pixels[at_val], labels[at_val]), normalised(*test)
+
+
+def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A random flip, and a crop of the image padded by 4 pixels, all images at once."""
+    n, _, height, width = x.shape
+    flip = torch.rand(n, generator=generator) < 0.5
+    x = torch.where(flip.to(x.device)[:, None, None, None], x.flip(3), x)
+    corner = torch.randint(9, (2, n, 1), generator=generator).to(x.device)
+    rows = corner[0] + torch.arange(height, device=x.device)
+    columns = corner[1] + torch.arange(width, device=x.device)
+    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    sample = torch.arange(n, device=x.device)[:, None, None]
+    return padded[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
