@@ -14,9 +14,10 @@ from scipy import sparse
 from proxsvm import ProxProblem
 from proxsvm.losses import L1Regression, MultiClassHinge, QuantileRegression, TopKHinge, WestonWatkinsHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
-from tests.cases import LOSSES, MODELS, LossCase, each_loss, each_small_model, setting
+from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
 
-FLAT = [case for case in LOSSES if case.name != "structured"]  # scores in one tensor, as from_features makes them
+# scores in one tensor, as from_features makes them
+FLAT = [case for case in LOSSES if isinstance(case.scores(torch.zeros(1, K)), torch.Tensor)]
 each_flat_loss = pytest.mark.parametrize("loss", FLAT, ids=repr)
 FAST = {  # one for each kind of block step
     "simplex": (MultiClassHinge(), "classes"),
