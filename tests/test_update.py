@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from proxsvm import update
 from proxsvm.update import Sweep, layout
 
-SHAPES = [(3,), (140_000,), (2, 5), (), (130, 700), (16_384,), (16_385,)]
+SHAPES = [(3,), (280_000,), (2, 5), (), (130, 700), (16_384,), (16_385,)]
 
 
 def tensors(shapes, seed=0):
