@@ -125,6 +125,16 @@ def _sparse_scores_loop(
     W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
     begin, end = starts[i], starts[i + 1]
+    K = W.shape[0]
+    if 4 * size >= K:  # many classes, side by side in memory: a vector of sums is faster than picking some
+        sums = np.zeros(K, W.dtype)
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            for k in range(K):
+                sums[k] += W[k, f] * x
+        for j in range(size):
+            z[j] = sums[ks[j]]
+        return
     j = 0
     while j + 4 <= size:  # four classes at a time: near in memory, and four sums that do not wait for one another
         k, l, m, n = ks[j], ks[j + 1], ks[j + 2], ks[j + 3]

@@ -36,16 +36,15 @@ def simplex_qp(Q: Array, b: Array, start: int = 0) -> Array:
             return a
         support.append(free)
         while True:
-            rows = [*support, size]
-            direction = np.linalg.solve(system[np.ix_(rows, rows)], right[rows])[:-1] - a[support]
-            shrinking = direction < 0
-            limits = np.full(len(support), np.inf)
-            limits[shrinking] = -a[support][shrinking] / direction[shrinking]
-            step = min(1.0, float(limits.min()))
-            a[support] += step * direction
-            if step == 1.0:
+            at = np.array([*support, size])
+            best = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
+            here, step, out = a[support], 1.0, -1
+            for j, (old, new) in enumerate(zip(here.tolist(), best.tolist(), strict=True)):
+                if new < 0 and old <= step * (old - new):  # it reaches zero on the way, and before the others
+                    step, out = old / (old - new), j
+            a[support] = here + step * (best - here)
+            if out < 0:
                 break
-            out = int(limits.argmin())
             a[support[out]] = 0.0
             del support[out]
         a = np.maximum(a, 0.0)
