@@ -59,6 +59,7 @@ class CorrectiveFW(DualSolver):
         clock, first = Clock(self.callback), None
         loss, target, p = problem.origin.loss, problem.origin.target, problem.origin.coefficients
         seen = _Seen(problem, self.memory)
+        hull, largest = loss.hull(seen.v0, target), float(p.max())
         for steps in range(self.max_steps):
             v, now = seen.scores(), seen.now()
             vertex = loss.oracle(v, target)
@@ -67,13 +68,12 @@ class CorrectiveFW(DualSolver):
             first = gap if first is None else first
             if not (gap > self.tol * (gap + seen.dual - seen.dual_of_start) and gap > self.fraction * first):
                 return seen.point(steps, gap)
-            hull = loss.hull(v, target)
             if steps == 0:
                 seen.add(loss.direction(v, target))
             elif hull is None or steps % 2 == 0:  # a vertex now and then: it reaches across the hull
                 seen.add(vertex)
             else:
-                h = (seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * float(p.max()), 1e-30))
+                h = (seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * largest, 1e-30))
                 h = h.reshape(-1, *[1] * (v.dim() - 1))
                 seen.add(hull.nearest(v + h * now.s, h))
         return seen.point(self.max_steps, None)
