@@ -70,7 +70,7 @@ class CorrectiveFW(DualSolver):
                 return seen.point(steps, gap)
             if steps == 0:
                 seen.add(loss.direction(v, target))
-            elif hull is None or steps % 2 == 0:  # a vertex now and then: it reaches across the hull
+            elif hull is None or (steps > 2 and steps % 2 == 0):  # a vertex now and then reaches across the hull
                 seen.add(vertex)
             else:
                 h = (seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * largest, 1e-30))
