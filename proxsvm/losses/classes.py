@@ -32,6 +32,20 @@ class ClassLoss(PiecewiseLinearLoss):
         return scores, target.long()
 
 
+def as_cost(cost: Tensor) -> Tensor:
+    """Δ as a ``[K, K]`` matrix indexed (predicted, true), checked: non-negative, and Δ(y, y) = 0.
+
+    >>> as_cost(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))[0, 1]        # to say 0 where 1 is true costs 2
+    tensor(2.)
+    """
+    cost = torch.as_tensor(cost)
+    if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
+        raise ValueError(f"cost has shape {tuple(cost.shape)}; expected [K, K], indexed (predicted, true)")
+    if not bool((cost >= 0).all()) or bool(cost.diagonal().any()):
+        raise ValueError("cost must be non-negative with a zero diagonal: Δ(y, y) = 0")
+    return cost
+
+
 def one_hot(scores: Tensor, target: Tensor) -> Tensor:
     """e_y for each sample, in the scores' dtype, ``[n, K]``; torch's own one_hot waits for the device."""
     return torch.zeros_like(scores).scatter_(1, target[:, None], 1)

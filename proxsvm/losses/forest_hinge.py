@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction, require
+from proxsvm.losses.classes import as_cost
 from proxsvm.losses.max_sum import best_labelling, marginals
 from proxsvm.losses.structured_hinge import StructuredHinge, finite
 
@@ -46,13 +47,7 @@ class ForestHinge(StructuredHinge):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(reduction=reduction)
-        if cost is not None:
-            cost = torch.as_tensor(cost)
-            if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
-                raise ValueError(f"cost has shape {tuple(cost.shape)}; expected [K, K], indexed (predicted, true)")
-            if not bool((cost >= 0).all()) or bool(cost.diagonal().any()):
-                raise ValueError("cost must be non-negative with a zero diagonal: Δ(y, y) = 0")
-        self.register_buffer("node_cost", cost)
+        self.register_buffer("node_cost", None if cost is None else as_cost(cost))
         self.normalize, self.smooth = normalize, smooth
 
     def _standard(self, unary: Tensor, pairwise: Tensor, forest: Forest) -> tuple[tuple[Tensor, Tensor], Forest]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction
-from proxsvm.losses.classes import ClassLoss, one_hot
+from proxsvm.losses.classes import ClassLoss, as_cost, one_hot
 from proxsvm.losses.hulls import Simplex
 
 
@@ -32,13 +32,7 @@ class MultiClassHinge(ClassLoss):
 
     def __init__(self, cost: Tensor | None = None, *, smooth: bool = False, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        if cost is not None:
-            cost = torch.as_tensor(cost)
-            if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
-                raise ValueError(f"cost has shape {tuple(cost.shape)}; expected [K, K], indexed (predicted, true)")
-            if not bool((cost >= 0).all()) or bool(cost.diagonal().any()):
-                raise ValueError("cost must be non-negative with a zero diagonal: Δ(y, y) = 0")
-        self.register_buffer("cost", cost)
+        self.register_buffer("cost", None if cost is None else as_cost(cost))
         self.smooth = smooth
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
