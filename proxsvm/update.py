@@ -140,7 +140,10 @@ class Sweep:
 
 
 def _fusable(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch's fused kernel gives the right numbers: in half precision that of torch 2.13 for CPUs does not."""
+    """Whether torch's fused kernel gives the right numbers.
+
+    In half precision that of torch 2.13 for CPUs does not: nor does SGD(fused=True), which differs from SGD there.
+    """
     first = tensors[0]
     return (
         not torch.compiler.is_compiling()
