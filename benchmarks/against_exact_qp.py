@@ -54,11 +54,11 @@ def compare(options: Options, width: int) -> list[dict[str, Any]]:
         }
 
     BlockFW(max_passes=1, compiled=True).solve(problem(1.0))  # compile outside of the timing
-    rows = []
+    exact_qp, rows = ExactQP(max_entries=10**9), []
     for eta in tqdm((0.1, 1.0, 10.0), desc="against ExactQP"):
-        best, exact_qp = problem(eta), ExactQP(max_entries=10**9)
+        best = problem(eta)
         exact = exact_qp.solve(best)
-        exact_seconds = interleaved({"": lambda eta=eta: exact_qp.solve(problem(eta))}, options.repeats)[""]
+        exact_seconds = interleaved({"exact": lambda eta=eta: exact_qp.solve(problem(eta))}, options.repeats)["exact"]
         for tol in (1e-2, 1e-4):
             runs = {name: lambda s=s, eta=eta: s.solve(problem(eta)) for name, s in solvers(tol).items()}
             seconds = interleaved(runs, options.repeats)
