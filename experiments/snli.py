@@ -1,0 +1,203 @@
+"""SNLI sentence pairs and GloVe word vectors in their official formats, and the sentence-pair model over them.
+
+Differences from InferSent (Conneau et al., EMNLP 2017), whose protocol the paper follows: words are lower-cased and
+split by a regular expression here (there: the Moses tokeniser, with case); a word without a vector reads the mean
+vector (there: it is left out); no start and end tokens; and batches are drawn among sentences of like length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.models import SentencePairBiLSTM
+
+LABELS = ("entailment", "neutral", "contradiction")
+PADDING, UNKNOWN = 0, 1  # rows of the vectors
+SNLI = "Get https://nlp.stanford.edu/projects/snli/snli_1.0.zip, unpack it, and pass the folder that holds snli_1.0/"
+GLOVE = (
+    "Get https://nlp.stanford.edu/data/glove.6B.zip (or glove.840B.300d.zip), unpack it, and pass the folder that "
+    "holds its .txt files"
+)
+WORD = re.compile(r"\w+(?=n't)|n't|'\w+|\w+|[^\w\s]")  # "don't" is "do" and "n't", as in GloVe
+
+Sentences = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Word ids ``[n, T]`` of both sentences, padded with 0, their lengths ``[n]``, and labels ``y [n]``."""
+
+    first: Tensor
+    first_lengths: Tensor
+    second: Tensor
+    second_lengths: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def tokenise(sentence: str) -> list[str]:
+    """The words and signs of a sentence; an empty one is a full stop.
+
+    >>> tokenise("A dog doesn't swim.")
+    ['a', 'dog', 'does', "n't", 'swim', '.']
+    """
+    return WORD.findall(sentence.lower()) or ["."]
+
+
+def read_pairs(file: Path) -> tuple[Sentences, Sentences, list[int]]:
+    """Both sentences of each pair, and its label; pairs without a gold label ("-") are left out."""
+    first, second, labels = [], [], []
+    for number, line in enumerate(_lines(file, SNLI), 1):
+        try:
+            row = json.loads(line)
+            label, one, two = row["gold_label"], row["sentence1"], row["sentence2"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file}, line {number}: expected JSON with gold_label, sentence1 and sentence2 ({error!r}): is the "
+                f"file whole? {SNLI}"
+            ) from error
+        if label == "-":
+            continue
+        if label not in LABELS:
+            raise ValueError(f"{file}, line {number}: gold_label is {label!r}; expected {', '.join(LABELS)} or -")
+        first.append(tokenise(one))
+        second.append(tokenise(two))
+        labels.append(LABELS.index(label))
+    if not labels:
+        raise ValueError(f"{file} has no pair with a gold label: is it whole? {SNLI}")
+    return first, second, labels
+
+
+def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
+    """The vectors of the ``wanted`` words, in the file's order; lines are a word and its numbers.
+
+    A few words of glove.840B.300d hold spaces: they are nobody's word here, and skipped.
+    """
+    vectors: dict[str, np.ndarray] = {}
+    size = 0
+    line = "\n"
+    for number, line in enumerate(_lines(file, GLOVE), 1):
+        size = size or line.count(" ")
+        word, _, numbers = line.partition(" ")
+        if word not in wanted or word in vectors or line.count(" ") > size:
+            continue
+        try:
+            vectors[word] = np.array(numbers.split(), np.float32)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}; expected a word and {size} numbers. {GLOVE}") from error
+        if len(vectors[word]) != size:
+            raise ValueError(
+                f"{file}, line {number} has {len(vectors[word])} numbers; expected {size}: is the file whole? {GLOVE}"
+            )
+    if not line.endswith("\n"):
+        raise ValueError(f"{file} ends within a line: it is not whole. {GLOVE}")
+    if not vectors:
+        raise ValueError(f"{file} has a vector for none of the {len(wanted)} words: is it GloVe's text format? {GLOVE}")
+    return vectors
+
+
+def load(
+    data: Path, samples: int | None, seed: int, glove: str = "glove.6B.100d.txt"
+) -> tuple[Pairs, Pairs, Pairs, Tensor]:
+    """Training, validation (the official dev) and test pairs, and the vectors ``[V, E]`` of their words in float32.
+
+    ``samples`` training pairs are drawn by ``seed`` (None: all, in the file's order). Row 0 of the vectors is padding,
+    zeros; row 1 is any word that GloVe does not know, the mean vector.
+    """
+    texts = [read_pairs(data / "snli_1.0" / f"snli_1.0_{name}.jsonl") for name in ("train", "dev", "test")]
+    if samples is not None:
+        chosen = np.random.default_rng(seed).permutation(len(texts[0][2]))[:samples]
+        texts[0] = tuple([column[i] for i in chosen] for column in texts[0])  # type: ignore[assignment]
+    known = read_vectors(data / glove, {word for text in texts for side in text[:2] for word in _words(side)})
+    rows = np.stack(list(known.values()))
+    vectors = torch.from_numpy(np.concatenate([np.zeros_like(rows[:1]), rows.mean(0, keepdims=True), rows]))
+    ids = {word: at for at, word in enumerate(known, UNKNOWN + 1)}
+    train, val, test = (Pairs(*_padded(a, ids), *_padded(b, ids), torch.tensor(y)) for a, b, y in texts)
+    return train, val, test, vectors
+
+
+def take(split: Pairs, index: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The model's inputs and the labels at ``index``, padded to the longest sentence among them only."""
+    inputs = []
+    for words, lengths in ((split.first, split.first_lengths), (split.second, split.second_lengths)):
+        here = lengths[index]
+        inputs += [words[index, : int(here.max())], here]
+    return tuple(inputs), split.y[index]  # type: ignore[return-value]
+
+
+def batches(split: Pairs, batch: int, generator: torch.Generator, pool: int = 32) -> list[Tensor]:
+    """Random batches of like lengths, each pair in one of them, for little padding.
+
+    The shuffled pairs are cut in pools of ``pool`` batches, sorted by the length of the first sentence within each, and
+    the batches shuffled. Not by the second: its length tells of the label, the first one's does not.
+    """
+    pools = torch.randperm(len(split), generator=generator).split(pool * batch)
+    lengths = split.first_lengths
+    cut = [part for some in pools for part in some[lengths[some].argsort(stable=True)].split(batch)]
+    return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
+
+
+class WordPairModel(SentencePairBiLSTM):
+    """The sentence-pair network on word ids: frozen ``vectors [V, E]``, then :class:`SentencePairBiLSTM`.
+
+    The vectors are no parameter and not in the state dict: they come from the data.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, vectors: Tensor, hidden: int, layer: int, classes: int = 3) -> None:
+        super().__init__(vectors.shape[1], hidden, layer, classes)
+        self.register_buffer("vectors", vectors, persistent=False)
+
+    def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
+        """The states of the packed sequences; on the CPU from padded ones, whose kernel is faster.
+
+        The shorter and the longer half of the sentences go one after the other, for less padding.
+        """
+        if words.device.type != "cpu":
+            return super().encode(self.vectors[words], lengths)
+        order = lengths.argsort()
+        halves = [self._padded(words[half, : int(lengths[half].max())], lengths[half]) for half in order.chunk(2)]
+        return torch.cat(halves)[order.argsort()]
+
+    def _padded(self, words: Tensor, lengths: Tensor) -> Tensor:
+        """The backward LSTM reads each sentence turned round, so that padding comes last for both directions."""
+        at = torch.arange(words.shape[1])
+        turned = words.gather(1, (lengths[:, None] - 1 - at).clamp(min=0))
+        zero = self.vectors.new_zeros(1, len(words), self.lstm.hidden_size)
+        sides = []
+        for ids, weights in zip((words, turned), self.lstm.all_weights, strict=True):
+            states = torch.lstm(
+                self.vectors[ids], (zero, zero), list(weights), True, 1, 0.0, self.training, False, True
+            )
+            sides.append(states[0])
+        return torch.cat(sides, 2).masked_fill((at >= lengths[:, None])[:, :, None], -torch.inf).max(1).values
+
+
+def _lines(file: Path, how: str) -> Iterable[str]:
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing. {how}: --data DIR")
+    with file.open(encoding="utf-8", newline="\n") as lines:
+        yield from lines
+
+
+def _words(sentences: Sentences) -> Iterable[str]:
+    return (word for sentence in sentences for word in sentence)
+
+
+def _padded(sentences: Sentences, ids: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """Word ids ``[n, T]`` and lengths ``[n]``."""
+    lengths = np.array([len(sentence) for sentence in sentences])
+    table = np.full((len(sentences), lengths.max()), PADDING)
+    table[np.arange(lengths.max()) < lengths[:, None]] = [ids.get(word, UNKNOWN) for word in _words(sentences)]
+    return torch.from_numpy(table), torch.from_numpy(lengths)

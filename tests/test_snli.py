@@ -1,0 +1,162 @@
+"""SNLI and GloVe: official files round-trip, batches, and the model on word ids."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from experiments import snli
+from experiments.models import SentencePairBiLSTM
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+
+PAIRS = [
+    ("A dog doesn't swim.", "An animal rests.", "neutral"),
+    ("Two men talk", "Two people talk", "entailment"),
+    ("A dog sleeps", "A zyx dog runs !", "contradiction"),
+    ("A dog", "A cat", "-"),
+]
+WORDS = ["a", "dog", "does", "n't", "swim", ".", "an", "animal", "rests", "two", "men", "talk", "people", "unused"]
+
+
+def vector(k):
+    return [k + 0.5, -k, 0.25 * k]
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+def write(folder, pairs=PAIRS, words=WORDS, glove="glove.6B.100d.txt"):
+    (folder / "snli_1.0").mkdir(exist_ok=True)
+    rows = [{"gold_label": y, "sentence1": a, "sentence2": b, "captionID": "7"} for a, b, y in pairs]
+    for name in ("train", "dev", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "snli_1.0" / f"snli_1.0_{name}.jsonl").write_text(text)
+    lines = [" ".join([word, *map(str, vector(k))]) + "\n" for k, word in enumerate(words)]
+    (folder / glove).write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_the_loader_reads_official_files(tmp_path):
+    train, val, test, vectors = snli.load(write(tmp_path), None, seed=0)
+    assert [len(split) for split in (train, val, test)] == [3, 3, 3]  # the pair without a gold label is gone
+    assert train.y.tolist() == [1, 0, 2]
+    assert vectors.dtype == torch.float32
+    assert len(vectors) == 2 + 13  # padding, unknown, and the words that occur and are known
+    assert torch.equal(vectors[snli.PADDING], torch.zeros(3))
+    torch.testing.assert_close(vectors[snli.UNKNOWN], vectors[2:].mean(0))
+    assert train.first_lengths.tolist() == [6, 3, 3]
+    words = ["a", "dog", "does", "n't", "swim", "."]
+    torch.testing.assert_close(vectors[train.first[0]], torch.tensor([vector(WORDS.index(w)) for w in words]))
+    assert train.first[1, 3:].tolist() == [snli.PADDING] * 3
+    assert train.second[2, 1] == snli.UNKNOWN
+
+
+def test_a_sample_is_drawn_by_the_seed(tmp_path):
+    folder = write(tmp_path, pairs=[(" ".join(["dog"] * k), "talk", "neutral") for k in range(1, 21)])
+    draw = {seed: snli.load(folder, 8, seed)[0].first_lengths.tolist() for seed in (0, 1)}
+    assert snli.load(folder, 8, 0)[0].first_lengths.tolist() == draw[0] != draw[1]
+    assert len(set(draw[0])) == 8
+    assert len(snli.load(folder, 8, 0)[1]) == 20  # the validation set is the whole dev set
+
+
+def test_words_with_spaces_and_odd_line_ends_of_840b(tmp_path):
+    name = "glove.840B.300d.txt"
+    write(tmp_path, words=["dog", "dog cat@mail.com", ". . .", "x\u2028y", "x\x85y", "talk"], glove=name)
+    _, _, _, vectors = snli.load(tmp_path, None, 0, glove=name)
+    torch.testing.assert_close(vectors[2:], torch.tensor([vector(0), vector(5)]))
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"snli_1.0_train.jsonl is missing. Get https://nlp.stanford.edu/"):
+        snli.load(tmp_path, None, 0)
+    write(tmp_path)
+    glove = tmp_path / "glove.6B.100d.txt"
+    whole = glove.read_text()
+    glove.write_text(whole[:-3])
+    with pytest.raises(ValueError, match=r"ends within a line: it is not whole. Get https://nlp.stanford.edu/data"):
+        snli.load(tmp_path, None, 0)
+    glove.write_text(whole.replace("dog 1.5 -1 0.25", "dog 1.5 -1"))
+    with pytest.raises(ValueError, match=r"line 2 has 2 numbers; expected 3: is the file whole"):
+        snli.load(tmp_path, None, 0)
+    glove.write_text(whole.replace("dog 1.5", "dog x"))
+    with pytest.raises(ValueError, match=r"line 2: .*expected a word and 3 numbers"):
+        snli.load(tmp_path, None, 0)
+    glove.write_text("qqq 1 2\n")
+    with pytest.raises(ValueError, match=r"a vector for none of the 17 words"):
+        snli.load(tmp_path, None, 0)
+    glove.unlink()
+    with pytest.raises(FileNotFoundError, match=r"glove.6B.100d.txt is missing. Get https://nlp"):
+        snli.load(tmp_path, None, 0)
+    file = tmp_path / "snli_1.0" / "snli_1.0_dev.jsonl"
+    text = file.read_text()
+    file.write_text(text[:-20])
+    with pytest.raises(ValueError, match=r"dev.jsonl, line 4: expected JSON with gold_label.*is the file whole"):
+        snli.load(tmp_path, None, 0)
+    file.write_text(text.replace("entailment", "maybe"))
+    with pytest.raises(ValueError, match="line 2: gold_label is 'maybe'; expected entailment, neutral"):
+        snli.load(tmp_path, None, 0)
+    file.write_text("")
+    with pytest.raises(ValueError, match="no pair with a gold label"):
+        snli.load(tmp_path, None, 0)
+
+
+def random_pairs(n=300):
+    lengths = torch.randint(1, 30, (2, n))
+    words = torch.randint(1, 50, (2, n, 29)) * (torch.arange(29) < lengths[:, :, None])
+    return snli.Pairs(words[0], lengths[0], words[1], lengths[1], torch.randint(3, (n,)))
+
+
+def test_batches_hold_each_pair_once_and_little_padding():
+    split = random_pairs()
+    drawn = [snli.batches(split, 16, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
+    assert not torch.equal(torch.cat(drawn[0]), torch.cat(drawn[2]))
+    for cut in drawn:
+        assert torch.equal(torch.cat(cut).sort().values, torch.arange(300))
+        assert sorted(map(len, cut)) == [12] + [16] * 18
+    spread = [int(split.first_lengths[b].max() - split.first_lengths[b].min()) for b in drawn[0]]
+    assert max(spread) <= 4
+
+
+def test_take_trims_padding():
+    split = random_pairs()
+    index = torch.tensor([5, 0, 7])
+    (first, first_lengths, second, second_lengths), y = snli.take(split, index)
+    assert first.shape == (3, int(split.first_lengths[index].max()))
+    assert second.shape == (3, int(split.second_lengths[index].max()))
+    assert torch.equal(first, split.first[index][:, : first.shape[1]])
+    assert int((first > 0).sum()) == int(first_lengths.sum())
+    assert torch.equal(second_lengths, split.second_lengths[index])
+    assert torch.equal(y, split.y[index])
+
+
+def test_the_model_is_the_packed_one_on_frozen_vectors():
+    vectors = torch.randn(50, 6)
+    model = snli.WordPairModel(vectors, 5, 4)
+    plain = SentencePairBiLSTM(6, 5, 4)
+    plain.load_state_dict(model.state_dict())  # so the vectors are not in it
+    (a, m, b, n), y = snli.take(random_pairs(), torch.arange(20))
+    for mode in (True, False):
+        ours, theirs = model.train(mode)(a, m, b, n), plain.train(mode)(vectors[a], m, vectors[b], n)
+        torch.testing.assert_close(ours, theirs)
+    for net, scores in ((model.train(), model(a, m, b, n)), (plain.train(), plain(vectors[a], m, vectors[b], n))):
+        torch.nn.functional.cross_entropy(scores, y).backward()
+        assert all(p.grad.abs().sum() > 0 for p in net.parameters())
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
+def test_it_trains(solver):
+    model = snli.WordPairModel(torch.randn(50, 6), 5, 4)
+    inputs, y = snli.take(random_pairs(), torch.arange(20))
+    criterion = MultiClassHinge()
+    optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=0.1)
+    values = [float(optimizer.step(lambda: criterion(model(*inputs), y)).detach()) for _ in range(15)]
+    assert values[-1] < values[0]

@@ -1,0 +1,102 @@
+"""California housing and bike sharing: official files round-trip, splits, units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import tabular
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Both sets in the official format, 200 rows each."""
+    rng = np.random.default_rng(0)
+    house = np.concatenate(
+        [rng.uniform(-120, -110, (200, 2)), rng.uniform(1, 50, (200, 6)), np.arange(200)[:, None]], 1
+    )
+    lines = (",".join(f"{cell:.6f}" for cell in row) for row in house)
+    (tmp_path / "cal_housing.data").write_text("".join(f"{line}\n" for line in lines))
+    rows = []
+    for k in range(200):
+        casual, registered = k % 7, k % 11
+        level = [k % 4 + 1, k % 2, k % 12 + 1, k % 24, 0, k % 7, 1, k % 4 + 1]
+        numbers = [*rng.uniform(0, 1, 4).round(4), casual, registered, casual + registered]
+        rows.append(",".join(map(str, [k + 1, "2011-01-01", *level, *numbers])))
+    (tmp_path / "hour.csv").write_text("\n".join([",".join(tabular.BIKE), *rows]) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "features", "numbers"), [("california", 8, 8), ("bike", 58, 7)])
+def test_splits_and_units(data, name, features, numbers):
+    train, val, test = parts = tabular.load(data, name, seed=0)
+    assert [len(part) for part in parts] == [140, 30, 30]
+    assert train.x.shape == (140, features)
+    assert train.y.shape == (140, 1)
+    assert train.x[:, :numbers].mean(0).abs().max() < 1e-5
+    std = train.x[:, :numbers].std(0, correction=0)
+    assert torch.all((std - 1).abs().lt(1e-5) | (std == 0))  # a constant column is 0
+    assert train.y.abs().mean() == pytest.approx(1)
+    assert train.y.median().abs() < 0.05
+    back = torch.cat([part.y for part in parts]) * train.scale + train.centre
+    truth = range(200) if name == "california" else [k % 7 + k % 11 for k in range(200)]
+    torch.testing.assert_close(back.flatten().sort().values, torch.tensor(sorted(truth), dtype=torch.float32))
+    assert (val.scale, test.centre) == (train.scale, train.centre)
+    again, other = tabular.load(data, name, seed=0)[0], tabular.load(data, name, seed=1)[0]
+    assert torch.equal(again.x, train.x)
+    assert not torch.equal(other.y, train.y)
+
+
+def test_bike_does_not_see_the_parts_of_its_target(data):
+    before = tabular.load(data, "bike")[0]
+    file = data / "hour.csv"
+    head, *rows = file.read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    moved = [[*row[:14], "0", "0", row[16]] for row in cells]
+    file.write_text("\n".join([head, *(",".join(row) for row in moved)]))
+    assert torch.equal(tabular.load(data, "bike")[0].x, before.x)
+    levels = before.x[:, 7:].split([4, 12, 24, 7, 4], 1)
+    assert all(torch.equal(part.sum(1), torch.ones(140)) for part in levels)
+
+
+def test_an_mlp_learns(data):
+    train, _, _ = tabular.load(data, "bike")
+    torch.manual_seed(0)
+    model = tabular.mlp(train.x.shape[1], width=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.l1_loss(model(train.x), train.y)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3  # the median has 1
+
+
+def test_missing_and_broken_files_are_named(data, tmp_path):
+    with pytest.raises(ValueError, match="there are california, bike"):
+        tabular.load(data, "boston")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name, match in (
+        ("california", r"cal_housing.data is missing. Get https"),
+        ("bike", r"hour.csv is missing. Get"),
+    ):
+        with pytest.raises(FileNotFoundError, match=match):
+            tabular.load(empty, name)
+    for file, name in (("cal_housing.data", "california"), ("hour.csv", "bike")):
+        whole = (data / file).read_text()
+        (data / file).write_text(whole[:-30])
+        with pytest.raises(ValueError, match=r"cells; expected (9|17): is it whole"):
+            tabular.load(data, name)
+        (data / file).write_text("")
+        with pytest.raises(ValueError, match="has no rows"):
+            tabular.load(data, name)
+    (data / "hour.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="another first line; expected instant,dteday"):
+        tabular.load(data, "bike")
