@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 
-from experiments import train
+from experiments import sweep, train
+
+COMMANDS = {
+    "train": (train, "one run"),
+    "sweep": (sweep, "a study's runs, shared by any number of workers"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="The experiments of proxsvm.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    command = commands.add_parser(
-        "train",
-        help="train an image classifier",
-        description=train.__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    train.add_arguments(command)
-    command.set_defaults(main=train.main)
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=text, description=module.__doc__, formatter_class=argparse.RawTextHelpFormatter
+        )
+        module.add_arguments(command)
+        command.set_defaults(main=module.main)
     args = parser.parse_args()
     args.main(args)
 

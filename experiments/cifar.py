@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments.config import known
+
 PIXELS = 3 * 32 * 32
 FILES = {  # folder, training files, test file, bytes before the pixels (the last one is the label)
     "cifar10": ("cifar-10-batches-bin", [f"data_batch_{k}.bin" for k in range(1, 6)], "test_batch.bin", 1),
@@ -45,20 +47,20 @@ def read(file: Path, header: int) -> tuple[np.ndarray, np.ndarray]:
     return records[:, header:].reshape(-1, 3, 32, 32), records[:, header - 1].astype(np.int64)
 
 
-def load(data: Path, name: str, images: int | None, seed: int) -> tuple[Images, Images, Images]:
+def load(data: Path, name: str, images: int | None = None, held: int = 5000) -> tuple[Images, Images, Images]:
     """Training, validation and test images, normalised per channel by the training images.
 
-    A tenth of the training set, drawn by ``seed``, is for validation (45,000 / 5,000 / 10,000 on the whole set).
-    ``images`` limits the training images before that.
+    The training images are shuffled in one order for every run; the first ``held`` of them are for validation, the next
+    ``images`` (None: all others) for training: 45,000 / 5,000 / 10,000 on the whole set.
     """
-    if name not in FILES:
-        raise ValueError(f"no data set named {name!r}; there are {', '.join(FILES)}")
-    folder, train_files, test_file, header = FILES[name]
+    folder, train_files, test_file, header = FILES[known("data set", name, FILES)]
     pieces = [read(data / folder / file, header) for file in train_files]
     pixels, labels = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    order = np.random.default_rng(seed).permutation(len(labels))[:images]
-    held = max(1, len(order) // 10)
-    at_val, at_train = order[:held], order[held:]
+    wanted = held + (images or 1)
+    if wanted > len(labels):
+        raise ValueError(f"{name} has {len(labels)} training images here; {held} were to be held out and {images} used")
+    order = np.random.default_rng(0).permutation(len(labels))
+    at_val, at_train = order[:held], order[held:][:images]
     mean, std = (f(pixels[at_train] / np.float32(255), axis=(0, 2, 3)) for f in (np.mean, np.std))
 
     def normalised(pixels: np.ndarray, labels: np.ndarray) -> Images:

@@ -28,7 +28,7 @@ class _Residual(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        active = self.before(x.clone())  # the ReLU is in place, and x is added below
+        active = self.before(x)
         return self.body(active) + (x if self.shortcut is None else self.shortcut(active))
 
 

@@ -1,4 +1,4 @@
-"""Train an image classifier: a frozen config, a log line an epoch, and a checkpoint that resumes bit for bit.
+"""Train: a frozen config, a log line an epoch, and a checkpoint that resumes bit for bit.
 
 python -m experiments train --data DIR --model wrn-10-1 --optimizer dfw --lr 0.1
 torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the same on several processes
@@ -11,179 +11,209 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler
 from tqdm import tqdm
 
-from experiments import cifar
-from experiments.models import DenseNet, WideResNet
-from proxsvm import ProxOptimizer, __version__, checkpoint
-from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import SingleStepFW
+from experiments import config as configs
+from experiments.averaging import exponential, fresh_statistics
+from experiments.config import Config, known
+from experiments.optimizers import LOSSES, OPTIMIZERS, Schedule, loss_of
+from experiments.tasks import Task, task_of
+from proxsvm import __version__, checkpoint
+from proxsvm.extras import load as load_extra
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {
-    "wrn-40-4": lambda classes: WideResNet(40, 4, classes),
-    "wrn-16-1": lambda classes: WideResNet(16, 1, classes),
-    "wrn-10-1": lambda classes: WideResNet(10, 1, classes),
-    "densenet-40-40": lambda classes: DenseNet(40, 40, classes),
-    "densenet-22-12": lambda classes: DenseNet(22, 12, classes),
-}
+RE_ESTIMATION = 20  # batches that give batch norm its statistics for schedule-free's weights
+Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Config:
-    """All that a run depends on."""
-
-    data: str = "data"
-    dataset: str = "cifar10"
-    model: str = "wrn-10-1"
-    optimizer: str = "dfw"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    epochs: int = 20
-    batch: int = 128
-    images: int = 0  # 0: all of them
-    augment: bool = False
-    seed: int = 0
-    device: str = "cpu"
-
-
-Built = tuple[nn.Module, torch.optim.Optimizer, "lr_scheduler.LRScheduler | None"]
-
-
-def dfw(config: Config, params: list[nn.Parameter]) -> Built:
-    """The paper's: smoothed hinge, one step, no schedule."""
-    loss = MultiClassHinge(smooth=True)
-    options = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-    return loss, ProxOptimizer(loss, SingleStepFW(), params, **options), None
-
-
-def sgd(config: Config, params: list[nn.Parameter]) -> Built:
-    """Nesterov SGD; the rate falls to a fifth after 30, 60 and 80 % of the epochs, as the WRN's authors published."""
-    options: dict[str, Any] = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-    optimizer = torch.optim.SGD(params, nesterov=config.momentum > 0, **options)
-    falls = [int(part * config.epochs) for part in (0.3, 0.6, 0.8)]
-    return nn.CrossEntropyLoss(), optimizer, lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.2)
-
-
-def adaptive(kind: type[torch.optim.Optimizer], **options: Any) -> Callable[[Config, list[nn.Parameter]], Built]:
-    """One of torch's adaptive methods, with the cross-entropy."""
-
-    def build(config: Config, params: list[nn.Parameter]) -> Built:
-        made = kind(params, lr=config.lr, weight_decay=config.weight_decay, **options)  # type: ignore[call-arg]
-        return nn.CrossEntropyLoss(), made, None
-
-    return build
-
-
-OPTIMIZERS: dict[str, Callable[[Config, list[nn.Parameter]], Built]] = {
-    "dfw": dfw,
-    "sgd": sgd,
-    "adam": adaptive(torch.optim.Adam),
-    "amsgrad": adaptive(torch.optim.Adam, amsgrad=True),
-    "adagrad": adaptive(torch.optim.Adagrad),
-}
-
-
-def run(config: Config, out: Path) -> dict[str, Any]:
-    """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the last line of its log."""
-    for kind, known in (("model", MODELS), ("optimizer", OPTIMIZERS)):
-        if getattr(config, kind) not in known:
-            raise ValueError(f"no {kind} named {getattr(config, kind)!r}; there are {', '.join(known)}")
+def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
+    """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the lines of its log."""
+    recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    log = out / "log.jsonl"
+    lines = read_log(log)
+    if len(lines) >= config.epochs and _same_run(config, out):
+        return lines
+    task = task_of(config)
+    torch.manual_seed(config.seed)
+    model = task.network().to(config.device)
+    criterion = LOSSES[loss_of(config)]()
+    optimizer = recipe.build(config, criterion, model.parameters())
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if config.schedule:
+        parts["schedule"] = Schedule(config, optimizer)
+    averages = {str(decay): exponential(model, decay) for decay in config.averages}
+    parts |= {f"average {decay}": average for decay, average in averages.items()}
+
     if rank == 0:
         _claim(config, out)
-    log, last = out / "log.jsonl", out / "last.pt"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    if lines and "test_accuracy" in lines[-1]:
-        return lines[-1]
-
-    train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.seed)
-    torch.manual_seed(config.seed)
-    model = MODELS[config.model](cifar.CLASSES[config.dataset]).to(config.device)
-    criterion, optimizer, schedule = OPTIMIZERS[config.optimizer](config, list(model.parameters()))
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer} | ({"schedule": schedule} if schedule else {})
-    done = 0
-    if last.exists():
-        done = checkpoint.load(last, **parts)["epoch"]
-        lines = lines[:done]
+    done = _resume(out, parts)
+    lines = lines[:done]
     network = DistributedDataParallel(model) if world > 1 else model
+    board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and rank == 0 else None
+    writer = board.SummaryWriter(str(out), purge_step=done + 1) if board else None
     for epoch in range(done, config.epochs):
-        began, total, steps = time.perf_counter(), torch.zeros((), device=config.device), []
-        generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not know its past
-        batches = torch.randperm(len(train), generator=generator).split(config.batch)
-        network.train()
-        for batch in (bar := tqdm(batches, desc=f"epoch {epoch + 1}/{config.epochs}", disable=rank > 0, leave=False)):
-            x = cifar.augment(train.x[batch], generator) if config.augment else train.x[batch]
-            if len(batch) < world:
-                continue  # a rank would have no sample
-            x, y = x[rank::world].to(config.device), train.y[batch][rank::world].to(config.device)
-            optimizer.zero_grad()
-            loss = criterion(network(x), y)
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() * len(batch) / len(train)
-            last_step = getattr(optimizer, "last", None)
-            steps.append(optimizer.param_groups[0]["lr"] * (1.0 if last_step is None else last_step.gamma))
-        bar.close()
-        if schedule:
-            schedule.step()
-        lines.append(
-            {
-                "epoch": epoch + 1,
-                "train_loss": float(total),
-                "step_size": float(sum(torch.as_tensor(s) for s in steps) / len(steps)),
-                "val_accuracy": accuracy(model, val, config),
-                "seconds": time.perf_counter() - began,
-            }
+        began = time.perf_counter()
+        line = {"epoch": epoch + 1} | _epoch(
+            config, task, network, criterion, optimizer, averages, epoch, (rank, world)
         )
-        if epoch + 1 == config.epochs:
-            lines[-1]["test_accuracy"] = accuracy(model, test, config)  # the test set is read once
+        line["val"] = evaluate(config, task, model, task.val, optimizer)
+        if averages:
+            line["val_averaged"] = {k: evaluate(config, task, mean, task.val) for k, mean in averages.items()}
+        if config.schedule:
+            parts["schedule"].step(line["val"])
+        if config.test and epoch + 1 == config.epochs:  # the test set is read once
+            line["test"] = evaluate(config, task, model, task.test, optimizer)
+            line["test_averaged"] = {k: evaluate(config, task, mean, task.test) for k, mean in averages.items()}
+        line["seconds"] = time.perf_counter() - began
+        lines.append(line)
         if rank == 0:
-            print(json.dumps(lines[-1]), flush=True)
-            checkpoint.save(last, **parts, epoch=epoch + 1)
-            _write(log, "".join(json.dumps(line) + "\n" for line in lines))
+            print(json.dumps(line), flush=True)
+            _keep(out, parts, epoch + 1)
+            write(log, "".join(json.dumps(line) + "\n" for line in lines))
+        if writer:
+            for name, value in line.items():
+                if isinstance(value, float):
+                    writer.add_scalar(name, value, epoch + 1)
+            writer.flush()
         if world > 1:
             dist.barrier()
-    return lines[-1]
+    if writer:
+        writer.close()
+    return lines
+
+
+def _epoch(
+    config: Config,
+    task: Task,
+    network: nn.Module,
+    criterion: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: dict[str, Any],
+    epoch: int,
+    place: tuple[int, int],
+) -> Line:
+    """A pass over the training samples; what it saw on the way."""
+    rank, world = place
+    update = OPTIMIZERS[config.optimizer].update
+    generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not know its past
+    batches = task.epoch(config.batch, generator)
+    batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
+    totals, steps = torch.zeros(2, device=config.device), []
+    network.train()
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for batch in tqdm(batches, desc=f"epoch {epoch + 1}/{config.epochs}", disable=rank > 0, leave=False):
+        inputs, y = task.take(task.train, batch, generator)
+        inputs, y = tuple(x[rank::world].to(config.device) for x in inputs), y[rank::world].to(config.device)
+        score = torch.zeros((), device=config.device)
+
+        def loss() -> Tensor:
+            output = network(*inputs)  # noqa: B023
+            score.copy_(task.score(output.detach(), y).mean())  # noqa: B023
+            return criterion(output, y)  # noqa: B023
+
+        value = update(optimizer, loss)
+        totals += torch.stack([value, score]) * len(batch)
+        steps.append(_step_size(optimizer))
+        for average in averages.values():
+            average.update_parameters(network.module if isinstance(network, DistributedDataParallel) else network)
+    value, score = (totals / sum(map(len, batches))).tolist()
+    sizes = torch.stack([torch.as_tensor(size, dtype=torch.float32).cpu() for size in steps])
+    return {"train_loss": value, f"train_{task.measure}": score, "step_size": float(sizes.mean())}
+
+
+def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
+    """γη; ALI-G's own; the learning rate of the others."""
+    group = optimizer.param_groups[0]
+    if "step_size" in group:
+        return group["step_size"]
+    last = getattr(optimizer, "last", None)
+    return group["lr"] * (1.0 if last is None else last.gamma)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, images: cifar.Images, config: Config) -> float:
-    """Per cent of the images that are classified right."""
+def evaluate(
+    config: Config, task: Task, model: nn.Module, split: Any, optimizer: torch.optim.Optimizer | None = None
+) -> float:
+    """The mean score over a split. Schedule-free has weights of its own for this, and batch norm must see them."""
+    own_weights = optimizer is not None and hasattr(optimizer, "eval")
+    if own_weights:
+        optimizer.eval()
+    some = torch.arange(len(task.train)).split(config.batch)[:RE_ESTIMATION]
+    batches = (tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0]) for batch in some)
     model.eval()
-    at = range(0, len(images), 500)
-    right = [
-        (model(images.x[k : k + 500].to(config.device)).argmax(1).cpu() == images.y[k : k + 500]).sum() for k in at
-    ]
-    return 100 * float(sum(right)) / len(images)
+    with fresh_statistics(model, batches) if own_weights else nullcontext():
+        total = torch.zeros((), device=config.device, dtype=torch.float64)
+        for batch in torch.arange(len(split)).split(500):
+            inputs, y = task.take(split, batch, None)
+            output = model(*(x.to(config.device) for x in inputs))
+            total += task.score(output, y.to(config.device)).double().sum()
+    if own_weights:
+        optimizer.train()
+    return float(total) / len(split)
+
+
+# The run's folder: config.json, log.jsonl, last.pt and the checkpoint before it.
+
+
+def read_log(log: Path) -> list[Line]:
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def _keep(out: Path, parts: dict[str, Any], epoch: int) -> None:
+    last = out / "last.pt"
+    if last.exists():
+        os.replace(last, out / "previous.pt")
+    checkpoint.save(last, **parts, epoch=epoch)
+
+
+def _resume(out: Path, parts: dict[str, Any]) -> int:
+    """Load the newest whole checkpoint; the number of epochs that it has seen."""
+    for file in (out / "last.pt", out / "previous.pt"):
+        if file.exists():
+            try:
+                return checkpoint.load(file, **parts)["epoch"]
+            except ValueError as error:
+                print(f"{error}\nGoing on from the checkpoint before it, or from the start", flush=True)
+    return 0
+
+
+def _same_run(config: Config, out: Path) -> bool:
+    """Whether ``out`` holds this very run; refuse a folder that holds another one."""
+    file, mine = out / "config.json", json.loads(json.dumps(asdict(config)))
+    if not file.exists():
+        return False
+    theirs = json.loads(file.read_text())["config"]
+    odd = {k: (theirs.get(k), v) for k, v in mine.items() if theirs.get(k) != v}
+    if odd:
+        raise ValueError(f"{out} holds another run (there, here): {odd}. Choose another --out")
+    return True
 
 
 def _claim(config: Config, out: Path) -> None:
-    """Write the config beside the results; refuse a folder that holds another run."""
-    out.mkdir(parents=True, exist_ok=True)
-    file, mine = out / "config.json", asdict(config)
-    if file.exists():
-        theirs = json.loads(file.read_text())["config"]
-        odd = {k: (theirs.get(k), v) for k, v in mine.items() if theirs.get(k) != v}
-        if odd:
-            raise ValueError(f"{out} holds another run (there, here): {odd}. Choose another --out")
-        return
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    """Write the config, and what it ran on, beside the results."""
+    if not _same_run(config, out):
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / "config.json", json.dumps({"config": asdict(config), "provenance": provenance(config)}, indent=1))
+
+
+def provenance(config: Config) -> dict[str, Any]:
+    root = Path(__file__).parent
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=root)
     versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": git.stdout.strip() or None}
-    _write(file, json.dumps({"config": mine, **versions}, indent=1))
+    return versions | {"device": config.device, "threads": torch.get_num_threads()}
 
 
-def _write(file: Path, text: str) -> None:
+def write(file: Path, text: str) -> None:
     """Whole or not at all."""
     beside = file.with_name(f".{file.name}.part")
     beside.write_text(text)
@@ -191,25 +221,19 @@ def _write(file: Path, text: str) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An option for each entry of the config."""
-    for entry in fields(Config):
-        default: Any = entry.default
-        if isinstance(default, bool):
-            parser.add_argument(f"--{entry.name}", action="store_true")
-        else:
-            name = entry.name.replace("_", "-")
-            parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
+    configs.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/run"), help="the run's folder")
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard's events into the run's folder")
 
 
 def main(args: argparse.Namespace) -> None:
     """Run what the command line says, on the ranks that torchrun started."""
-    config = Config(**{entry.name: getattr(args, entry.name) for entry in fields(Config)})
+    config = configs.from_arguments(args)
     parallel = "RANK" in os.environ
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")
     try:
-        run(config, args.out)
+        run(config, args.out, args.tensorboard)
     finally:
         if parallel:
             dist.destroy_process_group()

@@ -1,0 +1,141 @@
+"""A study's runs, shared by any number of processes and machines through Optuna.
+
+python -m experiments sweep cifar10 --scale small --data DIR --workers 2
+python -m experiments sweep cifar10 --scale small --data DIR --storage postgresql://...   # on each of several machines
+
+Kill it whenever you like: the same command goes on where it was. Finished runs are not run again, and the run of a
+worker that died is taken up, from its last checkpoint, by another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from experiments import train
+from experiments.config import Config, from_dict
+from experiments.studies import SCALES, Study, study_of
+from proxsvm.extras import load
+
+
+def work(study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int = 300) -> list[dict[str, Any]]:
+    """Work through the grid, then through what validation chose; returns the results of all runs.
+
+    Each run is one trial of Optuna's queue, which hands it to one worker. (Its grid sampler, without the queue, lets
+    two workers draw the last points of a grid twice.) A worker whose heartbeat stops for ``grace`` seconds is dead, and
+    its trial goes back into the queue.
+    """
+    first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace)
+    last = {from_dict(result["config"]): result["curve"][-1] for result in first}
+    second = _finish(f"{study.name}: chosen", study.chosen(last), storage, out, heartbeat, grace)
+    return [{"study": study.name, **result} for result in (*first, *second)]
+
+
+def _finish(
+    name: str, runs: Sequence[Config], storage: str, out: Path, heartbeat: int, grace: int
+) -> list[dict[str, Any]]:
+    """Take runs from the queue until all are done, by this worker or by others."""
+    optuna = load("optuna", extra="experiments")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    runs = list(runs)
+    connect = optuna.storages.RDBStorage(
+        storage,
+        engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
+        heartbeat_interval=heartbeat,
+        grace_period=grace,
+        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+    )
+    queue = _queue(optuna, name, runs, connect)
+    choices = list(range(len(runs)))
+
+    def objective(trial: Any) -> float:
+        if "config" not in trial.user_attrs:
+            raise optuna.TrialPruned("the queue was empty: another worker took the last run")
+        config = runs[trial.suggest_categorical("run", choices)]
+        folder = out / _name(config)
+        lines = train.run(config, folder)
+        about = json.loads((folder / "config.json").read_text())
+        last = lines[-1]
+        curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
+        result = {**about, "curve": curve, "test": last.get("test"), "test_averaged": last.get("test_averaged")}
+        trial.set_user_attr("result", result)
+        return last["val"]
+
+    state = optuna.trial.TrialState
+    while True:
+        if queue.get_trials(deepcopy=False, states=(state.WAITING,)):
+            queue.optimize(objective, n_trials=1)
+            continue
+        done = {trial.params["run"]: trial for trial in queue.get_trials(deepcopy=False, states=(state.COMPLETE,))}
+        if len(done) == len(runs):
+            return [done[k].user_attrs["result"] for k in choices]
+        if not queue.get_trials(deepcopy=False, states=(state.RUNNING,)):
+            missing = [_name(config) for k, config in enumerate(runs) if k not in done]
+            raise RuntimeError(f"{name}: no worker is running, and these runs are neither done nor waiting: {missing}")
+        time.sleep(min(5, heartbeat))
+        optuna.storages.fail_stale_trials(queue)
+
+
+def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any) -> Any:
+    """The Optuna study of these runs; whoever makes it fills its queue, the others wait for that."""
+    plan = sha256(json.dumps([asdict(config) for config in runs], sort_keys=True).encode()).hexdigest()[:12]
+    name = f"{name} {plan}"  # another plan is another study: no result of it is mistaken for one of this
+    try:
+        queue = optuna.create_study(study_name=name, storage=storage)
+        for k, config in enumerate(runs):
+            queue.enqueue_trial({"run": k}, user_attrs={"config": asdict(config)})
+        queue.set_user_attr("filled", True)
+        return queue
+    except optuna.exceptions.DuplicatedStudyError:
+        queue = optuna.load_study(study_name=name, storage=storage)
+        for _ in range(60):
+            if queue.user_attrs.get("filled"):
+                return queue
+            time.sleep(1)
+        raise RuntimeError(
+            f"the sweep {name!r} was made by a process that died before it was filled. Remove it: "
+            f"optuna delete-study --study-name {name!r} --storage URL"
+        ) from None
+
+
+def _name(config: Config) -> str:
+    """A folder's name for a run: what a person looks for, and a digest of all of it."""
+    digest = sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:8]
+    return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{config.lr:g}-{config.seed}-{digest}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = sorted({name for studies in SCALES.values() for name in studies})
+    parser.add_argument("study", help=", ".join(names))
+    parser.add_argument("--scale", default="small", help="small or paper")
+    parser.add_argument("--data", default="data", help="the folder of the data sets")
+    parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
+    parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
+    parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
+    parser.add_argument(
+        "--results", type=Path, default=Path("experiments/results"), help="where SCALE/STUDY.jsonl goes"
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    study = study_of(args.study, args.scale, args.data)
+    out = args.out / args.scale
+    out.mkdir(parents=True, exist_ok=True)
+    storage = args.storage or f"sqlite:///{out / 'optuna.db'}"
+    words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1"]
+    others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
+    results = work(study, storage, out)
+    for other in others:
+        other.wait()
+    file = args.results / args.scale / f"{study.name}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    train.write(file, "".join(json.dumps(result) + "\n" for result in results))
+    print(f"{len(results)} runs in {file}")

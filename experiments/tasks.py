@@ -1,0 +1,120 @@
+"""What is learned: samples, the networks of their family, and how a prediction is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments import cifar, snli, tabular
+from experiments.config import Config, known
+from experiments.models import DenseNet, WideResNet
+
+Batch = tuple[tuple[Tensor, ...], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Three splits and what to do with them.
+
+    ``take(split, index, generator)`` gives the inputs of the network and the targets; it augments where it is told a
+    generator. ``batches(size, generator)`` cuts an epoch. ``score(output, target)`` is a number a sample; ``measure``
+    names its mean.
+    """
+
+    train: Any
+    val: Any
+    test: Any
+    network: Callable[[], nn.Module]
+    take: Callable[[Any, Tensor, torch.Generator | None], Batch]
+    score: Callable[[Tensor, Tensor], Tensor]
+    measure: str = "accuracy"
+    batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
+
+    def epoch(self, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+        """The batches of an epoch, as indices of the training samples."""
+        if self.batches is not None:
+            return self.batches(size, generator)
+        return torch.randperm(len(self.train), generator=generator).split(size)
+
+
+def right(output: Tensor, y: Tensor) -> Tensor:
+    """100 where the largest score is the label's: the mean is in per cent."""
+    return 100.0 * (output.argmax(1) == y)
+
+
+IMAGE_MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "wrn-40-4": lambda classes: WideResNet(40, 4, classes),
+    "wrn-16-1": lambda classes: WideResNet(16, 1, classes),
+    "wrn-10-1": lambda classes: WideResNet(10, 1, classes),
+    "densenet-40-40": lambda classes: DenseNet(40, 40, classes),
+    "densenet-22-12": lambda classes: DenseNet(22, 12, classes),
+}
+
+
+def images(config: Config) -> Task:
+    build = IMAGE_MODELS[known("model", config.model, IMAGE_MODELS)]
+    train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.held)
+
+    def take(split: cifar.Images, index: Tensor, generator: torch.Generator | None) -> Batch:
+        x = split.x[index]
+        x = cifar.augment(x, generator) if config.augment and generator else x
+        return (x.contiguous(memory_format=torch.channels_last),), split.y[index]
+
+    def network() -> nn.Module:  # channels last: a step takes three quarters of the time on a CPU
+        return build(cifar.CLASSES[config.dataset]).to(memory_format=torch.channels_last)
+
+    return Task(train, val, test, network, take, right)
+
+
+PAIR_MODELS = {  # hidden and layer's units, word vectors
+    "bilstm-2048": (2048, 512, "glove.840B.300d.txt"),
+    "bilstm-128": (128, 128, "glove.6B.100d.txt"),
+}
+
+
+def sentence_pairs(config: Config) -> Task:
+    """SNLI brings its own validation set: ``held`` is not used."""
+    hidden, layer, glove = PAIR_MODELS[known("model", config.model, PAIR_MODELS)]
+    train, val, test, vectors = snli.load(Path(config.data), config.images or None, seed=0, glove=glove)
+    return Task(
+        train,
+        val,
+        test,
+        network=lambda: snli.WordPairModel(vectors, hidden, layer),
+        take=lambda split, index, _: snli.take(split, index),
+        score=right,
+        batches=lambda size, generator: snli.batches(train, size, generator),
+    )
+
+
+def rows(config: Config) -> Task:
+    """ℓ1 regression on a table: the score is the absolute error in the target's own unit."""
+    known("model", config.model, ["mlp"])
+    train, val, test = tabular.load(Path(config.data), config.dataset)
+    return Task(
+        train,
+        val,
+        test,
+        network=lambda: tabular.mlp(train.x.shape[1]),
+        take=lambda split, index, _: ((split.x[index],), split.y[index]),
+        score=lambda output, y: train.scale * (output - y).abs().sum(1),
+        measure="mae",
+    )
+
+
+TASKS: dict[str, Callable[[Config], Task]] = {
+    "cifar10": images,
+    "cifar100": images,
+    "snli": sentence_pairs,
+    "california": rows,
+    "bike": rows,
+}
+
+
+def task_of(config: Config) -> Task:
+    return TASKS[known("data set", config.dataset, TASKS)](config)
