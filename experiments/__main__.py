@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from experiments import sweep, train
+from experiments import download, sweep, train
 
 COMMANDS = {
+    "download": (download, "the data sets, from their authors"),
     "train": (train, "one run"),
     "sweep": (sweep, "a study's runs, shared by any number of workers"),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +17,10 @@ import pytest
 import torch
 
 from experiments import cifar
-from experiments.train import OPTIMIZERS, Config, run
+from experiments.averaging import exponential, fresh_statistics
+from experiments.config import Config
+from experiments.optimizers import OPTIMIZERS, Schedule
+from experiments.train import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,34 +49,50 @@ def data(tmp_path_factory):
     write(folder / "cifar-10-batches-bin" / "test_batch.bin", 30, 1, 10)
     write(folder / "cifar-100-binary" / "train.bin", 200, 2, 100)
     write(folder / "cifar-100-binary" / "test.bin", 100, 2, 100)
+
+    (folder / "snli_1.0").mkdir()
+    words, labels = ["man", "dog", "runs", "sleeps", "red", "ball"], ["entailment", "neutral", "contradiction"]
+    for name, n in (("train", 60), ("dev", 15), ("test", 15)):
+        first, second = (rng.choice(words, (n, length)) for length in (5, 4))
+        rows = [
+            {"gold_label": labels[k % 3], "sentence1": " ".join(first[k]), "sentence2": " ".join(second[k])}
+            for k in range(n)
+        ]
+        (folder / "snli_1.0" / f"snli_1.0_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vectors = "".join(f"{word} {' '.join(f'{v:.4f}' for v in rng.normal(size=100))}\n" for word in words)
+    (folder / "glove.6B.100d.txt").write_text(vectors)
+    house = np.abs(rng.normal(size=(120, 9))) * 100 + 1
+    (folder / "cal_housing.data").write_text("".join(",".join(f"{v:.3f}" for v in row) + "\n" for row in house))
     return folder
 
 
 def config(data, **options):
-    return Config(**{"data": str(data), "epochs": 2, "batch": 32, "lr": 0.05, **options})
+    return Config(**{"data": str(data), "held": 10, "epochs": 2, "batch": 32, "lr": 0.05, **options})
 
 
 def test_the_loader_reads_official_files(data):
-    train, val, test = cifar.load(data, "cifar10", None, seed=0)
+    train, val, test = cifar.load(data, "cifar10", held=10)
     assert (len(train), len(val), len(test)) == (90, 10, 30)
     assert train.x.mean((0, 2, 3)).abs().max() < 1e-5
     torch.testing.assert_close(train.x.std((0, 2, 3), correction=0), torch.ones(3))
     assert torch.equal(test.y, torch.arange(30) % 10)
-    fine, _, _ = cifar.load(data, "cifar100", 100, seed=0)
+    fine, _, _ = cifar.load(data, "cifar100", 90, held=10)
     assert len(fine) == 90
+    with pytest.raises(ValueError, match="cifar10 has 100 training images here; 10 were to be held out and 95 used"):
+        cifar.load(data, "cifar10", 95, held=10)
     assert fine.y.max() > 20  # the fine labels, not the coarse ones
 
 
 def test_missing_and_truncated_files_are_named(data, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data_batch_1.bin is missing. Get the binary version"):
-        cifar.load(tmp_path, "cifar10", None, 0)
+        cifar.load(tmp_path, "cifar10")
     with pytest.raises(ValueError, match="there are cifar10, cifar100"):
-        cifar.load(data, "mnist", None, 0)
+        cifar.load(data, "mnist")
     broken = tmp_path / "cifar-100-binary"
     broken.mkdir()
     (broken / "train.bin").write_bytes((data / "cifar-100-binary" / "train.bin").read_bytes()[:-1])
     with pytest.raises(ValueError, match="is it whole"):
-        cifar.load(tmp_path, "cifar100", None, 0)
+        cifar.load(tmp_path, "cifar100")
 
 
 def test_augmentation_shifts_and_flips():
@@ -89,27 +110,136 @@ def test_augmentation_shifts_and_flips():
         assert any(torch.equal(moved[i], crop) for crop in crops)
 
 
+FAMILIES = {
+    "wrn": {"model": "wrn-10-1", "images": 40, "augment": True},
+    "densenet": {"dataset": "cifar100", "model": "densenet-22-12", "images": 24},
+    "bilstm": {"dataset": "snli", "model": "bilstm-128"},
+    "mlp": {"dataset": "california", "model": "mlp"},
+}
+RATES = {"adagrad": 0.01, "adam": 0.003, "amsgrad": 0.003, "bpgrad": 0.02, "prodigy": 1.0, "multistep": 0.1}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_trains(data, tmp_path, optimizer):
-    lr = 0.05 if optimizer in ("dfw", "sgd") else 0.003
-    line = run(config(data, optimizer=optimizer, lr=lr, augment=True), tmp_path)
-    assert 0 <= line["test_accuracy"] <= 100
-    log = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [entry["epoch"] for entry in log] == [1, 2]
-    assert log[1]["train_loss"] < log[0]["train_loss"]
+def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, optimizer, family):
+    lr = RATES.get(optimizer, 0.05)
+    schedule = {"schedule": "snli" if family == "bilstm" else "wrn-jobs"} if optimizer == "sgd" else {}
+    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": (0.9, 0.99), "test": True}
+    made = config(data, **FAMILIES[family], **options, **schedule)
+    lines = run(made, tmp_path)
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert all(math.isfinite(lines[-1][key]) for key in ("train_loss", "val", "test", "step_size", "seconds"))
+    assert set(lines[-1]["val_averaged"]) == set(lines[-1]["test_averaged"]) == {"0.9", "0.99"}
+    assert lines[-1]["val_averaged"]["0.9"] != lines[-1]["val"] or family != "mlp"
+    assert "test" not in lines[0]  # read once
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["config"]["optimizer"] == optimizer
-    assert saved["torch"] == torch.__version__
+    assert saved["provenance"]["torch"] == torch.__version__
+
+    # As if it had been killed in the second epoch.
+    os.replace(tmp_path / "previous.pt", tmp_path / "last.pt")
+    log = tmp_path / "log.jsonl"
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    assert without_seconds(run(made, tmp_path)) == without_seconds(lines)
+
+
+@pytest.mark.parametrize("optimizer", ["dfw", "sgd", "adam"])
+def test_they_learn(data, tmp_path, optimizer):
+    lr = 0.003 if optimizer == "adam" else 0.01
+    lines = run(config(data, optimizer=optimizer, lr=lr, epochs=4, batch=16), tmp_path)
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert lines[-1]["train_accuracy"] > lines[0]["train_accuracy"]
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(data, tmp_path, capsys):
+    made = config(data, epochs=3)
+    whole = run(made, tmp_path / "whole")
+    run(made, tmp_path / "hurt")
+    last, log = tmp_path / "hurt" / "last.pt", tmp_path / "hurt" / "log.jsonl"
+    last.write_bytes(last.read_bytes()[:1000])
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:2]))
+    capsys.readouterr()
+    assert without_seconds(run(made, tmp_path / "hurt")) == without_seconds(whole)
+    said = capsys.readouterr().out
+    assert "last.pt is not a checkpoint, or is damaged" in said
+    assert said.count('"epoch"') == 1  # only the third was run again
 
 
 def test_names_and_folders_are_checked(data, tmp_path):
     with pytest.raises(ValueError, match=r"no model named 'vgg'; there are wrn-40-4"):
         run(config(data, model="vgg"), tmp_path)
-    with pytest.raises(ValueError, match="there are dfw, sgd"):
+    with pytest.raises(ValueError, match="there are dfw, multistep, sgd"):
         run(config(data, optimizer="lion"), tmp_path)
+    with pytest.raises(ValueError, match="there are smooth-hinge, hinge, ce, l1"):
+        run(config(data, loss="focal"), tmp_path)
+    with pytest.raises(ValueError, match="no schedule named 'cosine'; there are wrn-paper"):
+        run(config(data, optimizer="sgd", schedule="cosine"), tmp_path)
+    with pytest.raises(ValueError, match="there are cifar10, cifar100, snli, california, bike"):
+        run(config(data, dataset="mnist"), tmp_path)
+    with pytest.raises(ValueError, match="dfw needs a piecewise linear loss"):
+        run(config(data, loss="ce"), tmp_path)
+    assert not list(tmp_path.iterdir())  # nothing was begun
     run(config(data, epochs=1), tmp_path)
     with pytest.raises(ValueError, match="holds another run"):
         run(config(data, epochs=1, lr=1.0), tmp_path)
+
+
+def test_the_schedules_are_the_published_ones():
+    def rates(schedule, epochs):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        made = Schedule(Config(schedule=schedule, epochs=epochs), optimizer)
+        found = []
+        for epoch in range(epochs):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            made.step(float(epoch < 2))  # better until the second epoch
+        return found
+
+    def falls(schedule, epochs):
+        found = rates(schedule, epochs)
+        return {k: round(found[k] / found[k - 1], 6) for k in range(1, epochs) if found[k] != found[k - 1]}
+
+    assert falls("wrn-paper", 200) == {60: 0.2, 120: 0.2, 180: 0.2}
+    assert falls("wrn-jobs", 200) == {60: 0.2, 120: 0.2, 160: 0.2}
+    assert falls("densenet", 300) == {150: 0.1, 225: 0.1}
+    assert rates("snli", 4) == pytest.approx([1, 1, 0.2, 0.04])
+
+
+def test_the_average_is_what_it_says():
+    model = torch.nn.Linear(1, 1, bias=False)
+    average = exponential(model, 0.5)
+    expected, betas = None, [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5]
+    for t, beta in enumerate(betas):
+        model.weight.data.fill_(float(t**2))
+        average.update_parameters(model)
+        expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
+        assert float(average.module.weight) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"decay is 1.0; expected a number in \[0, 1\)"):
+        exponential(model, 1.0)
+
+
+def test_fresh_statistics_are_those_of_the_present_weights_and_are_put_back():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    x = torch.randn(64, 3)
+    model(x)  # statistics half-way to something
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    with fresh_statistics(model, [(x[:32],), (x[32:],)]):
+        hidden = model[0](x)
+        torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
+        variance = torch.stack([half.var(0) for half in hidden.split(32)]).mean(0)
+        torch.testing.assert_close(model[1].running_var, variance)
+        assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model[1].momentum == 0.1
+
+
+def test_tensorboard_reads_what_was_logged(data, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    lines = run(config(data, **FAMILIES["mlp"]), tmp_path, tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in events.Scalars("val")] == pytest.approx([line["val"] for line in lines], rel=1e-5)
 
 
 def command(data, out, *more):
@@ -122,6 +252,8 @@ def command(data, out, *more):
         str(data),
         "--out",
         str(out),
+        "--held",
+        "10",
         "--batch",
         "16",
         "--lr",
@@ -134,23 +266,28 @@ def environment():
 
 
 def curve(out):
-    lines = [json.loads(text) for text in (out / "log.jsonl").read_text().splitlines()]
+    return without_seconds(json.loads(text) for text in (out / "log.jsonl").read_text().splitlines())
+
+
+def without_seconds(lines):
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
-    whole = run(config(data, batch=16, epochs=6, augment=True), tmp_path / "whole")
+    options = {"augment": True, "averages": (0.9,), "test": True, "held": 10}
+    whole = run(config(data, batch=16, epochs=6, **options), tmp_path / "whole")
     words = [*command(data, tmp_path / "killed", sys.executable), "--epochs", "6", "--augment"]
+    words += ["--averages", "0.9", "--test"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(words, cwd=ROOT, env=environment(), **pipes) as process:
         process.stdout.readline()  # the first epoch is done
-        time.sleep(0.1)
+        time.sleep(random.uniform(0, 0.5))  # anywhere: while it trains, while it writes
         process.send_signal(signal.SIGKILL)
     before = len(curve(tmp_path / "killed"))
     assert before < 6
     subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
-    assert whole["test_accuracy"] == curve(tmp_path / "killed")[-1]["test_accuracy"]
+    assert whole[-1]["test"] == curve(tmp_path / "killed")[-1]["test"]
     again = subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
     assert again.stdout == b""  # a finished run is not run again
 
@@ -162,4 +299,4 @@ def test_it_runs_under_torchrun_unchanged(data, tmp_path):
     log = curve(tmp_path / "ranks")
     assert len(log) == 2
     assert log[1]["train_loss"] < log[0]["train_loss"]
-    assert "test_accuracy" in log[1]
+    assert 0 <= log[1]["val"] <= 100
