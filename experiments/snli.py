@@ -21,10 +21,10 @@ from experiments.models import SentencePairBiLSTM
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
-SNLI = "Get https://nlp.stanford.edu/projects/snli/snli_1.0.zip, unpack it, and pass the folder that holds snli_1.0/"
+SNLI = "python -m experiments download snli gets it from https://nlp.stanford.edu/projects/snli/snli_1.0.zip"
 GLOVE = (
-    "Get https://nlp.stanford.edu/data/glove.6B.zip (or glove.840B.300d.zip), unpack it, and pass the folder that "
-    "holds its .txt files"
+    "python -m experiments download glove (or glove-840b) gets it from https://nlp.stanford.edu/data/glove.6B.zip (or "
+    "glove.840B.300d.zip)"
 )
 WORD = re.compile(r"\w+(?=n't)|n't|'\w+|\w+|[^\w\s]")  # "don't" is "do" and "n't", as in GloVe
 
@@ -186,7 +186,7 @@ class WordPairModel(SentencePairBiLSTM):
 
 def _lines(file: Path, how: str) -> Iterable[str]:
     if not file.exists():
-        raise FileNotFoundError(f"{file} is missing. {how}: --data DIR")
+        raise FileNotFoundError(f"{file} is missing. {how}; --data DIR is the folder")
     with file.open(encoding="utf-8", newline="\n") as lines:
         yield from lines
 

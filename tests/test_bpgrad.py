@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments.bpgrad import BPGrad
+from tests.test_faultless import NoHostSync
 
 
 def problem():
@@ -74,6 +75,18 @@ def test_closure_and_value_are_the_same_step():
         torch.testing.assert_close(second.step(closure), value)
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_it_never_waits_for_the_device():
+    model, loss = problem()
+    optimizer = BPGrad(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, rho=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        value = loss(model)
+        with NoHostSync():
+            value.backward()
+            optimizer.step(loss=value)
+    assert optimizer.last_step > 0
 
 
 def test_a_state_dict_goes_on_where_it_was():

@@ -73,13 +73,15 @@ def test_words_with_spaces_and_odd_line_ends_of_840b(tmp_path):
 
 
 def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"snli_1.0_train.jsonl is missing. Get https://nlp.stanford.edu/"):
+    with pytest.raises(
+        FileNotFoundError, match=r"snli_1.0_train.jsonl is missing. python -m experiments download snli gets"
+    ):
         snli.load(tmp_path, None, 0)
     write(tmp_path)
     glove = tmp_path / "glove.6B.100d.txt"
     whole = glove.read_text()
     glove.write_text(whole[:-3])
-    with pytest.raises(ValueError, match=r"ends within a line: it is not whole. Get https://nlp.stanford.edu/data"):
+    with pytest.raises(ValueError, match=r"ends within a line: it is not whole. .*https://nlp.stanford.edu/data"):
         snli.load(tmp_path, None, 0)
     glove.write_text(whole.replace("dog 1.5 -1 0.25", "dog 1.5 -1"))
     with pytest.raises(ValueError, match=r"line 2 has 2 numbers; expected 3: is the file whole"):
@@ -91,7 +93,7 @@ def test_missing_and_broken_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"a vector for none of the 17 words"):
         snli.load(tmp_path, None, 0)
     glove.unlink()
-    with pytest.raises(FileNotFoundError, match=r"glove.6B.100d.txt is missing. Get https://nlp"):
+    with pytest.raises(FileNotFoundError, match=r"glove.6B.100d.txt is missing. python -m experiments download glove"):
         snli.load(tmp_path, None, 0)
     file = tmp_path / "snli_1.0" / "snli_1.0_dev.jsonl"
     text = file.read_text()
