@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -46,22 +47,28 @@ def _finish(
     optuna = load("optuna", extra="experiments")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     runs = list(runs)
-    connect = optuna.storages.RDBStorage(
-        storage,
-        engine_kwargs={"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
-        heartbeat_interval=heartbeat,
-        grace_period=grace,
-        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-    )
-    queue = _queue(optuna, name, runs, connect)
+    options: dict[str, Any] = {
+        "engine_kwargs": {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
+        "heartbeat_interval": heartbeat,
+        "grace_period": grace,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
+        again = optuna.storages.RetryHeartbeatStaleTrialCallback()
+        connection = optuna.storages.RDBStorage(storage, heartbeat_stale_trial_callback=again, **options)
+    queue = _queue(optuna, name, runs, connection)
     choices = list(range(len(runs)))
 
     def objective(trial: Any) -> float:
         if "config" not in trial.user_attrs:
             raise optuna.TrialPruned("the queue was empty: another worker took the last run")
-        config = runs[trial.suggest_categorical("run", choices)]
-        folder = out / _name(config)
-        lines = train.run(config, folder)
+        k = trial.suggest_categorical("run", choices)
+        config, folder = runs[k], out / _name(runs[k])
+        try:
+            lines = train.run(config, folder)
+        except BaseException:  # Ctrl-C as well: Optuna calls the trial failed, but the run shall go on another time
+            queue.enqueue_trial({"run": k}, user_attrs={"config": asdict(config)})
+            raise
         about = json.loads((folder / "config.json").read_text())
         last = lines[-1]
         curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
@@ -70,6 +77,7 @@ def _finish(
         return last["val"]
 
     state = optuna.trial.TrialState
+    idle = 0
     while True:
         if queue.get_trials(deepcopy=False, states=(state.WAITING,)):
             queue.optimize(objective, n_trials=1)
@@ -77,11 +85,15 @@ def _finish(
         done = {trial.params["run"]: trial for trial in queue.get_trials(deepcopy=False, states=(state.COMPLETE,))}
         if len(done) == len(runs):
             return [done[k].user_attrs["result"] for k in choices]
-        if not queue.get_trials(deepcopy=False, states=(state.RUNNING,)):
+        busy = queue.get_trials(deepcopy=False, states=(state.RUNNING,))
+        idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
+        if idle > 20:
             missing = [_name(config) for k, config in enumerate(runs) if k not in done]
             raise RuntimeError(f"{name}: no worker is running, and these runs are neither done nor waiting: {missing}")
         time.sleep(min(5, heartbeat))
-        optuna.storages.fail_stale_trials(queue)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(queue)
 
 
 def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any) -> Any:

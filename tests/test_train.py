@@ -213,7 +213,7 @@ def test_the_average_is_what_it_says():
         model.weight.data.fill_(float(t**2))
         average.update_parameters(model)
         expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
-        assert float(average.module.weight) == pytest.approx(expected)
+        assert average.module.weight.item() == pytest.approx(expected)
     with pytest.raises(ValueError, match=r"decay is 1.0; expected a number in \[0, 1\)"):
         exponential(model, 1.0)
 

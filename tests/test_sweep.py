@@ -1,0 +1,162 @@
+"""``experiments sweep``: shared by workers, killed and taken up, nothing twice, the test set for the chosen only."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import sweep
+from experiments.config import Config
+from experiments.studies import SCALES, Study, study_of
+from tests.test_train import ROOT, environment, without_seconds
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rows = np.abs(np.random.default_rng(0).normal(size=(400, 9))) * 100 + 1
+    (folder / "cal_housing.data").write_text("".join(",".join(f"{v:.3f}" for v in row) + "\n" for row in rows))
+    return folder
+
+
+def tiny(data, **options):
+    base = Config(data=str(data), dataset="california", model="mlp", loss="l1", batch=32, epochs=2, **options)
+    runs = [replace(base, optimizer=name, lr=lr) for name in ("dfw", "adam") for lr in (0.001, 0.01)]
+    return Study("tiny", tuple(runs), epochs=3)
+
+
+def results(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+WORKER = """
+import json, sys
+from pathlib import Path
+from experiments import sweep
+from tests.test_sweep import tiny
+data, storage, out = sys.argv[1:]
+found = sweep.work(tiny(data, averages=(0.9,)), storage, Path(out), heartbeat=1, grace=8)
+print("RESULTS" + json.dumps(found))
+"""
+
+
+def worker(data, folder):
+    words = [sys.executable, "-c", WORKER, str(data), f"sqlite:///{folder}/optuna.db", str(folder)]
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return json.loads(out[out.index("RESULTS") + 7 :])
+
+
+def test_workers_share_a_sweep_and_a_dead_ones_run_is_taken_up(data, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    alone = finish(worker(data, tmp_path))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    first = worker(data, shared)
+    while not list(shared.glob("*/config.json")):  # it has begun a run
+        assert first.poll() is None, first.stderr.read()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    pair = [worker(data, shared), worker(data, shared)]
+    found = [finish(process) for process in pair]
+    assert found[0] == found[1]  # both know all results
+
+    def told(all_results):
+        return [(r["config"], without_seconds(r["curve"]), r["test"], r["test_averaged"]) for r in all_results]
+
+    assert told(found[0]) == told(alone)
+    counts = {
+        summary.study_name: summary.n_trials
+        for summary in optuna.get_all_study_summaries(f"sqlite:///{shared}/optuna.db")
+    }
+    for name in counts:
+        trials = optuna.load_study(study_name=name, storage=f"sqlite:///{shared}/optuna.db").trials
+        done = [t.params["run"] for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
+        assert sorted(done) == list(range(4))  # each once: 4 of the grid; 2 chosen with 2 seeds
+
+
+def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):
+    study, storage = tiny(data), f"sqlite:///{tmp_path}/optuna.db"
+    hidden = data / "away"
+    (data / "cal_housing.data").rename(hidden)
+    try:
+        with pytest.raises(FileNotFoundError, match=r"cal_housing.data is missing"):
+            sweep.work(study, storage, tmp_path)
+    finally:
+        hidden.rename(data / "cal_housing.data")
+    found = sweep.work(study, storage, tmp_path)
+    assert [result["config"]["lr"] for result in found[:4]] == [0.001, 0.01, 0.001, 0.01]
+
+
+def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder))
+    options = {"scale": "small", "data": str(data), "out": tmp_path, "storage": None, "workers": 1}
+    args = type("Args", (), {"study": "tiny", "results": tmp_path / "results", **options})
+    sweep.main(args)
+    found = results(tmp_path / "results" / "small" / "tiny.jsonl")
+    grid, chosen = found[:4], found[4:]
+    assert all(result["test"] is None for result in grid)
+    assert all(result["test"] > 0 for result in chosen)
+    for name in ("dfw", "adam"):
+        tried = [r for r in grid if r["config"]["optimizer"] == name]
+        best = min(tried, key=lambda r: r["curve"][-1]["val"])["config"]["lr"]  # an error: smaller is better
+        of_it = [r["config"] for r in chosen if r["config"]["optimizer"] == name]
+        assert [(c["lr"], c["seed"], c["epochs"]) for c in of_it] == [(best, 1, 3), (best, 2, 3)]
+    before = (tmp_path / "results" / "small" / "tiny.jsonl").read_text()
+    sweep.main(args)  # all is done: nothing runs, the same results
+    assert (tmp_path / "results" / "small" / "tiny.jsonl").read_text() == before
+
+
+def test_an_average_can_choose():
+    runs = tuple(Config(loss="hinge", lr=lr, averages=(0.9,)) for lr in (0.1, 1.0))
+    lines = [{"val": 60.0, "val_averaged": {"0.9": 61.0}}, {"val": 50.0, "val_averaged": {"0.9": 70.0}}]
+    last = dict(zip(runs, lines, strict=True))
+    assert {run.lr for run in Study("s", runs, 1).chosen(last)} == {0.1}
+    assert {run.lr for run in Study("s", runs, 1, by="0.9").chosen(last)} == {1.0}
+
+
+@pytest.mark.parametrize(("scale", "name"), [(scale, name) for scale, made in SCALES.items() for name in made])
+def test_the_studies_hold_what_they_promise(scale, name):
+    study = study_of(name, scale, "data")
+    assert len(set(study.grid)) == len(study.grid)
+    methods = {(run.optimizer, run.loss) for run in study.grid}
+    assert {run.optimizer for run in study.grid} >= {"dfw", "sgd"}
+    assert all(not run.test for run in study.grid)
+    for optimizer, loss in methods:
+        etas = {run.lr for run in study.grid if (run.optimizer, run.loss) == (optimizer, loss)}
+        assert optimizer in ("prodigy", "sgd") or len(etas) >= 3
+    if scale == "small" and name.startswith("cifar"):
+        assert len({run.optimizer for run in study.grid}) == 10
+        assert study.epochs >= 20
+        assert len(study.seeds) >= 2
+    if name == "snli":  # Table 3: every baseline with both losses
+        assert {("adam", "ce"), ("adam", "hinge"), ("dfw", "hinge"), ("sgd", "hinge")} <= methods
+        assert ("dfw", "ce") not in methods
+
+
+def test_unknown_studies_list_the_valid_ones():
+    with pytest.raises(ValueError, match="no study named 'mnist'; there are cifar10, cifar10-augmented, cifar100"):
+        study_of("mnist", "small", "data")
+    with pytest.raises(ValueError, match="no scale named 'huge'; there are small, paper"):
+        study_of("cifar10", "huge", "data")
