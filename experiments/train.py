@@ -30,7 +30,7 @@ from experiments.tasks import Task, task_of
 from proxsvm import __version__, checkpoint
 from proxsvm.extras import load as load_extra
 
-RE_ESTIMATION = 20  # batches that give batch norm its statistics for schedule-free's weights
+RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
 Line = dict[str, Any]
 
 
@@ -70,6 +70,11 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
             line["val_averaged"] = {k: evaluate(config, task, mean, task.val) for k, mean in averages.items()}
         if config.schedule:
             parts["schedule"].step(line["val"])
+        if (
+            averages and epoch + 1 == config.epochs
+        ):  # is averaging batch norm's buffers as good as estimating them anew?
+            means = averages.items()
+            line["val_averaged_fresh"] = {k: evaluate(config, task, mean, task.val, fresh=True) for k, mean in means}
         if config.test and epoch + 1 == config.epochs:  # the test set is read once
             line["test"] = evaluate(config, task, model, task.test, optimizer)
             line["test_averaged"] = {k: evaluate(config, task, mean, task.test) for k, mean in averages.items()}
@@ -142,16 +147,24 @@ def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
 
 @torch.no_grad()
 def evaluate(
-    config: Config, task: Task, model: nn.Module, split: Any, optimizer: torch.optim.Optimizer | None = None
+    config: Config,
+    task: Task,
+    model: nn.Module,
+    split: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    fresh: bool = False,
 ) -> float:
-    """The mean score over a split. Schedule-free has weights of its own for this, and batch norm must see them."""
+    """The mean score over a split; ``fresh``: with batch-norm statistics estimated anew.
+
+    Schedule-free has weights of its own to evaluate, which batch norm has not seen: its statistics are always fresh.
+    """
     own_weights = optimizer is not None and hasattr(optimizer, "eval")
     if own_weights:
         optimizer.eval()
     some = torch.arange(len(task.train)).split(config.batch)[:RE_ESTIMATION]
     batches = (tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0]) for batch in some)
     model.eval()
-    with fresh_statistics(model, batches) if own_weights else nullcontext():
+    with fresh_statistics(model, batches) if fresh or own_weights else nullcontext():
         total = torch.zeros((), device=config.device, dtype=torch.float64)
         for batch in torch.arange(len(split)).split(500):
             inputs, y = task.take(split, batch, None)
