@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from experiments.report import names
 from experiments.report.approximation import W_T, approximation
 from experiments.report.results import Epoch, Results, Run, read
-from experiments.report.selection import Candidate, best, candidates, choose
+from experiments.report.selection import Candidate, best, candidates, choose, grid
 
 COLORS = {
     "dfw": "#d95f02",
@@ -238,7 +238,7 @@ def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
         if len(line) > 1:
             plot_eta(val, line, lambda c: c.val.mean, label=name, **style(line[0]))
             plot_eta(train, line, trained, **style(line[0]))
-    val.set(title=f"{title}: validation {unit(runs)}", xscale="log")
+    val.set(title=f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs", xscale="log")
     what = "loss" if runs[0].is_regression else "accuracy, %"
     train.set(title=f"training {what}", xscale="log", xlabel="η (learning rate of the others)")
     if runs[0].is_regression:
@@ -276,7 +276,8 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
         plot_eta(
             bottom, line, lambda c: c.val.mean, color=COLORS["dfw"], alpha=0.2 + 0.8 * k / len(decays), label=decay
         )
-    top.set(title=f"{title}: validation {unit(runs)}\nsolid: averaged weights, dotted: last weights", xscale="log")
+    what = f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs"
+    top.set(title=f"{what}\nsolid: averaged weights, dotted: last weights", xscale="log")
     bottom.set(title="DFW, the decay of the average", xscale="log", xlabel="η (learning rate of the others)")
     bottom.legend(ncols=2)
     legend(figure, top)
@@ -302,7 +303,7 @@ def regression(title: str, runs: Sequence[Run]) -> Figure:
 
 # Which of them the results allow.
 
-SENSITIVITY = ("dfw", "multistep", "sgd", "adam")  # whom the study of that name compares
+COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study, and with averaged weights
 
 
 @dataclass(frozen=True)
@@ -319,33 +320,31 @@ def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
     found = [Drawing("figure-1", "", CAPTIONS["figure-1"], figure_1)]
     for study, runs in results.items():
-        tasks = dict.fromkeys(run.task for run in runs)
-        for k, task in enumerate(tasks):
+        for k, task in enumerate(dict.fromkeys(run.task for run in runs)):
             mine = [run for run in runs if run.task == task]
-            tail, title = (
-                (f"-{k + 1}", f"{names.study(study)}, {names.task(mine[0])}") if k else ("", names.study(study))
-            )
-            found += [
-                Drawing(
-                    f"{kind}{'' if kind == study else '-' + study}{tail}",
-                    study,
-                    CAPTIONS[kind],
-                    partial(draw, title, shown),
-                )
-                for kind, (draw, shown) in _possible(study, mine, results).items()
-            ]
+            title = names.study(study) + (f", {mine[0].config['model']}" if k else "")
+            for kind, (draw, shown) in _possible(study, mine, results).items():
+                name = "-".join([kind, *([study] if study != kind else []), *([str(k + 1)] if k else [])])
+                found.append(Drawing(name, study, CAPTIONS[kind], partial(draw, title, shown)))
     return {drawing.name: drawing for drawing in found}
 
 
-def _possible(study: str, runs: list[Run], results: Results) -> dict[str, tuple[Callable[..., Figure], list[Run]]]:
+Possible = dict[str, tuple[Callable[[str, list[Run]], Figure], list[Run]]]
+
+
+def _possible(study: str, runs: list[Run], results: Results) -> Possible:
     """The kinds of figures that the runs of a task allow, with the runs that each shows."""
-    several = any(len(line) > 1 for line in along_eta(runs).values())
-    averages = [run for run in runs if run.last.val_averaged]
+    tried = grid(runs)
     if study == "sensitivity":
-        everywhere = {_identity(run): run for other in results.values() for run in other if run.task == runs[0].task}
-        shown = [run for run in everywhere.values() if run.method.optimizer in SENSITIVITY]
-        return {"sensitivity": (sensitivity, shown)}
-    possible: dict[str, tuple[Callable[..., Figure], list[Run]]] = {}
+        alike = {
+            _identity(run): run
+            for other in results.values()
+            for run in other
+            if (run.task, run.epochs) == (tried[0].task, tried[0].epochs) and run.method.optimizer in COMPARED
+        }
+        return {"sensitivity": (sensitivity, list(alike.values()))}
+    several = any(len(line) > 1 for line in along_eta(tried).values())
+    possible: Possible = {}
     if study != "averaging":
         if runs[0].is_regression:
             possible["regression"] = (regression, runs)
@@ -354,14 +353,17 @@ def _possible(study: str, runs: list[Run], results: Results) -> dict[str, tuple[
             if any(run.method.optimizer == "dfw" for run in runs):
                 possible["step-size"] = (step_size, runs)
         if several:
-            possible["sensitivity"] = (sensitivity, runs)
-    if averages and several:
-        possible["averaging"] = (averaging, averages)
+            possible["sensitivity"] = (sensitivity, tried)
+    averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]
+    if averaged and several:
+        possible["averaging"] = (averaging, averaged)
     return possible
 
 
 def _identity(run: Run) -> str:
-    return json.dumps({k: v for k, v in run.config.items() if k not in ("averages", "device")}, sort_keys=True)
+    """The same training, whatever else was measured on the way."""
+    beside = ("averages", "device", "data", "test")
+    return json.dumps({k: v for k, v in run.config.items() if k not in beside}, sort_keys=True)
 
 
 CAPTIONS = {
@@ -406,6 +408,7 @@ def main(args: argparse.Namespace) -> None:
         print(file)
 
 
+@STYLE
 def png(figure: Figure) -> bytes:
     """The picture, with nothing in it that changes from day to day."""
     buffer = io.BytesIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from experiments.report.results import Method, Run, Setting
@@ -55,14 +56,15 @@ def study(name: str) -> str:
 
 
 def task(run: Run) -> str:
-    """``wrn-10-1, 10,000 training samples, 20 epochs``."""
-    config = run.config
-    parts = [str(config["model"])]
-    if config.get("images"):
-        parts.append(f"{config['images']:,} training samples")
-    if config.get("epochs"):
-        parts.append(f"{config['epochs']} epochs")
-    return ", ".join(parts)
+    """``wrn-10-1, 10,000 training samples``."""
+    images = run.config.get("images")
+    return str(run.config["model"]) + (f", {images:,} training samples" if images else "")
+
+
+def epochs(runs: Iterable[Run]) -> str:
+    """``28 runs of 5 epochs, 20 runs of 20 epochs``."""
+    counts = Counter(run.epochs for run in runs)
+    return ", ".join(f"{counts[length]} runs of {length} epochs" for length in sorted(counts))
 
 
 def setting(candidate: Candidate, group: Iterable[Candidate]) -> str:

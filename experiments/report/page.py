@@ -110,7 +110,7 @@ def _place(study: str) -> tuple[int, str]:
 
 def _study(name: str, runs: list[Run], pictures: list[Picture]) -> Section:
     tasks = dict.fromkeys(names.task(run) for run in runs)
-    text = [f"{len(runs)} runs: {'; '.join(tasks)}."]
+    text = [f"{'; '.join(tasks)}. {names.epochs(runs)}."]
     return Section(
         name, names.study(name), text, [tables.study(name, runs)], pictures, [tables.every_setting(name, runs)]
     )
@@ -142,7 +142,7 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 
 def _distinct(values: Iterable[Any]) -> str:
     """All values if they are few, else the first and the last."""
-    texts = sorted({"unknown" if value is None else str(value) for value in values})
+    texts = sorted({"unknown" if value is None else str(value)[:40] for value in values})
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]} … {texts[-1]} ({len(texts)} different)"
 
 

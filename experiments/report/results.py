@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REGRESSION = ("california", "bike")  # their value is the mean absolute error; elsewhere it is the accuracy in %
-TASK = ("dataset", "model", "images", "held", "epochs", "augment")  # settings are compared within one task only
-NOT_A_CHOICE = ("seed", "device", "averages", "data", "optimizer", "loss", *TASK)
+TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared within one task only
+NOT_A_CHOICE = ("epochs", "seed", "device", "averages", "data", "test", "optimizer", "loss", *TASK)
 
 Setting = tuple[tuple[str, Any], ...]
 
@@ -55,8 +55,13 @@ class Run:
 
     @property
     def task(self) -> Setting:
-        """What is learned from what, by which network, for how long."""
+        """What is learned from what, by which network."""
         return tuple((name, self.config.get(name)) for name in TASK)
+
+    @property
+    def epochs(self) -> int:
+        """The budget: runs of different length are not compared either."""
+        return int(self.config["epochs"])
 
     @property
     def setting(self) -> Setting:
@@ -104,7 +109,7 @@ def read(folder: Path) -> Results:
 def parse(line: Mapping[str, Any]) -> Run:
     """One line of a file of results."""
     config, curve = line["config"], tuple(_epoch(point) for point in line["curve"])
-    for name in ("dataset", "model", "optimizer", "loss", "lr", "seed"):
+    for name in ("dataset", "model", "optimizer", "loss", "lr", "epochs", "seed"):
         if name not in config:
             raise KeyError(f"config.{name}")
     if not curve:

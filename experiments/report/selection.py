@@ -1,9 +1,10 @@
-"""Which setting of each method validation chooses, and what it is worth.
+"""Which setting of each method validation chose, and what it is worth.
 
-For each method (optimizer, loss, scheduled or not) of a task, the setting with the best validation value after the
-last epoch is chosen. Settings are compared on the seeds that all of them have run, so that seeds which were added for
-the winner later do not unmake the choice. Averaged weights make their own choice, of the setting and the decay, by
-their own validation value. The test number is that of the chosen setting; it decides nothing.
+A sweep tries a grid of settings, often in short runs, and then runs what validation chose to the end, with new seeds
+and the test set. So only the longest runs of a task are compared here. Where these have several settings of a method
+(optimizer, loss, scheduled or not), the one with the best validation value after the last epoch counts, on the seeds
+that all of them have run. Averaged weights make their own choice, of the setting and the decay, by their own validation
+value. The test number is that of the chosen setting; it decides nothing.
 """
 
 from __future__ import annotations
@@ -98,24 +99,56 @@ class Candidate:
 
 def candidates(runs: Iterable[Run], averaged: bool = False) -> list[Candidate]:
     """The seeds of each setting together, in the order of the paper's tables and of η."""
-    found: dict[tuple[Setting, Method, Setting, str | None], list[Run]] = {}
+    found: dict[tuple[Setting, Method, Setting, int, str | None], list[Run]] = {}
     for run in runs:
         for decay in run.last.val_averaged if averaged else [None]:
-            found.setdefault((run.task, run.method, run.setting, decay), []).append(run)
+            found.setdefault((run.task, run.method, run.setting, run.epochs, decay), []).append(run)
     made = [Candidate(tuple(sorted(group, key=lambda r: r.config["seed"])), key[-1]) for key, group in found.items()]
-    return sorted(made, key=lambda c: (rank(c.method), str(c.runs[0].task), c.eta, str(c.setting), c.decay or ""))
+    return sorted(
+        made,
+        key=lambda c: (rank(c.method), str(c.runs[0].task), c.runs[0].epochs, c.eta, str(c.setting), c.decay or ""),
+    )
 
 
 def choose(runs: Iterable[Run], averaged: bool = False) -> list[Candidate]:
-    """The best candidate of each method of each task; of equal ones, that whose test number was read."""
+    """The best candidate of each method of each task, among its longest runs."""
     groups: dict[tuple[Setting, Method], list[Candidate]] = {}
-    for candidate in candidates(runs, averaged):
+    for candidate in candidates(final(runs), averaged):
         groups.setdefault((candidate.runs[0].task, candidate.method), []).append(candidate)
     return [best(group) for group in groups.values()]
 
 
+def preferred(candidate: Candidate, runs: Iterable[Run]) -> Candidate | None:
+    """What the grid of the same method prefers, where that is another setting than the one that was run to the end."""
+    mine = [run for run in grid(runs) if run.method == candidate.method]
+    pool = candidates(mine, averaged=candidate.decay is not None)
+    top = best(pool) if pool else None
+    return top if top and (top.setting, top.decay) != (candidate.setting, candidate.decay) else None
+
+
+def final(runs: Iterable[Run]) -> list[Run]:
+    """The longest runs of each task."""
+    runs = list(runs)
+    longest: dict[Setting, int] = {}
+    for run in runs:
+        longest[run.task] = max(run.epochs, longest.get(run.task, 0))
+    return [run for run in runs if run.epochs == longest[run.task]]
+
+
+def grid(runs: Iterable[Run]) -> list[Run]:
+    """The cross-validation of one task: the runs of the length at which most settings were tried."""
+    tried: dict[int, set[tuple[Method, Setting]]] = {}
+    for run in (runs := list(runs)):
+        tried.setdefault(run.epochs, set()).add((run.method, run.setting))
+    length = max(tried, key=lambda epochs: (len(tried[epochs]), epochs), default=0)
+    return [run for run in runs if run.epochs == length]
+
+
 def best(group: Sequence[Candidate]) -> Candidate:
-    """The candidate of the best validation value on the seeds that all have, or on their own where they share none."""
+    """The candidate of the best validation value on the seeds that all have, or on their own where they share none.
+
+    Of equal ones, that whose test number was read.
+    """
     seeds = [{run.config["seed"] for run in candidate.runs} for candidate in group]
     shared = set.intersection(*seeds)
     scored = [(c.score(shared or own), c.test.count > 0) for c, own in zip(group, seeds, strict=True)]

@@ -9,9 +9,9 @@ from statistics import mode
 from experiments import published
 from experiments.report import names
 from experiments.report.results import Method, Results, Run
-from experiments.report.selection import Candidate, best, candidates, choose, rank
+from experiments.report.selection import Candidate, best, candidates, choose, grid, preferred, rank
 
-AVERAGED = "Averaged weights, chosen by their own validation value"
+AVERAGED = "Averaged weights"
 PAPER, HERE = "published", {"small": "obtained, small scale", "paper": "obtained, paper scale"}
 STUDIES = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli")
 ADAPTIVE = ("adagrad", "adam", "amsgrad", "bpgrad")
@@ -63,18 +63,28 @@ def study(name: str, runs: Sequence[Run]) -> Table:
     table = Table(
         names.study(name),
         ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"],
-        note=f"The setting with the best validation value after the last epoch. {SEEDS}",
     )
     tasks = dict.fromkeys(run.task for run in runs)
+    lengths, others = set(), []
     for task in tasks:
         mine = [run for run in runs if run.task == task]
         if len(tasks) > 1:
             table.rows.append([names.task(mine[0])])
         for averaged in (False, True):
-            pool, chosen = candidates(mine, averaged), choose(mine, averaged)
+            chosen, pool = choose(mine, averaged), candidates(mine, averaged)
             if averaged and chosen:
                 table.rows.append([AVERAGED])
             table.rows += _study_rows(chosen, pool)
+            lengths |= {(grid(mine)[0].epochs, c.runs[0].epochs) for c in chosen}
+            others += [
+                f"{_name((c.method, averaged))}: {names.setting(other, pool)} ({other.val})"
+                for c in chosen
+                if (other := preferred(c, mine))
+            ]
+    short = [f" of runs of {first} epochs, and run again for {last}" for first, last in sorted(lengths) if first < last]
+    table.note = f"Settings were chosen by the validation value after the last epoch{';'.join(short)}. {SEEDS}"
+    if others:
+        table.note += f" The grid alone would have preferred {'; '.join(others)}."
     return table
 
 
@@ -99,19 +109,20 @@ def every_setting(name: str, runs: Sequence[Run]) -> Table:
     value = "MAE" if runs[0].is_regression else "accuracy, %"
     table = Table(
         f"{names.study(name)}: every setting",
-        ["optimizer", "loss", "setting", f"validation ({value})", "averaged", "seeds"],
+        ["optimizer", "loss", "setting", "epochs", f"validation ({value})", "averaged", "seeds"],
         note="Averaged: validation of the averaged weights, at the best of its decays.",
     )
     pool = candidates(runs)
     averages = candidates(runs, averaged=True)
     for c in pool:
-        mine = [a for a in averages if (a.runs[0].task, a.method, a.setting) == (c.runs[0].task, c.method, c.setting)]
+        mine = [a for a in averages if {id(run) for run in a.runs} <= {id(run) for run in c.runs}]
         average = best(mine) if mine else None
         table.rows.append(
             [
                 names.optimizer(c.method),
                 names.loss(c.method),
                 names.setting(c, [other for other in pool if other.method == c.method]),
+                str(c.runs[0].epochs),
                 str(c.val),
                 "—" if average is None else f"{average.val} ({average.decay})",
                 str(len(c.runs)),
@@ -142,7 +153,7 @@ def cifar(number: int, scales: Scales) -> Table:
         paper = {(_in_paper(name, "smooth-hinge" if name == "dfw" else "ce"), False): name for name in rows}
         table.rows.append([f"{FAMILIES[family]}. {_note(_models(columns))}"])
         table.rows += [[names.OPTIMIZERS[name], *_cells(key, columns, rows[name])] for key, name in paper.items()]
-        for averaged, heading in ((False, "not in the paper's table"), (True, AVERAGED.lower())):
+        for averaged, heading in ((False, "not in the paper's table"), (True, "averaged weights")):
             keys = [key for key in _keys(columns) if key not in paper and key[1] == averaged]
             table.rows += [[f"{FAMILIES[family]}, {heading}"]] if keys else []
             table.rows += [[_name(key), *_cells(key, columns, (None, None))] for key in keys]
@@ -200,24 +211,25 @@ def _against(dfw: Candidate, rivals: list[Candidate]) -> list[str]:
     rival = best(rivals) if rivals else None
     if rival is None or not rival.test.count:
         return ["—", "—"]
+    name = _name((rival.method, False)).removeprefix("SGD, schedule").removeprefix(", ")
     difference = f"{dfw.test.mean - rival.test.mean:+.1f}".replace("-", "−")
-    return [f"{rival.test} ({_name((rival.method, False))})", difference]
+    return [f"{rival.test}{f' ({name})' if name else ''}", difference]
 
 
-def appendix(grid: published.Grid, scales: Scales) -> Table:
+def appendix(paper: published.Grid, scales: Scales) -> Table:
     """Tables 4 to 21: the validation accuracy of each setting that the paper or we tried."""
-    if grid.model == "bilstm":
+    if paper.model == "bilstm":
         heads, where = ("cross-entropy", "hinge"), [("snli", "ce"), ("snli", "hinge")]
     else:
-        loss, tail = "smooth-hinge" if grid.optimizer == "dfw" else "ce", "-augmented" if grid.augment else ""
+        loss, tail = "smooth-hinge" if paper.optimizer == "dfw" else "ce", "-augmented" if paper.augment else ""
         heads, where = ("CIFAR-10", "CIFAR-100"), [(f"cifar10{tail}", loss), (f"cifar100{tail}", loss)]
     ours = [
-        [_tried(results.get(name, []), grid, _in_paper(grid.optimizer, loss)) for results in scales.values()]
+        [_tried(results.get(name, []), paper, _in_paper(paper.optimizer, loss)) for results in scales.values()]
         for name, loss in where
     ]
-    width = len(grid.fields)
-    tried = {at for column in ours for per in column for at in per} - {row[:width] for row in grid.rows}
-    rows = [*grid.rows, *((*at, None, None) for at in tried)]
+    width = len(paper.fields)
+    tried = {at for column in ours for per in column for at in per} - {row[:width] for row in paper.rows}
+    rows = [*paper.rows, *((*at, None, None) for at in tried)]
     lines = []
     for row in sorted(rows, key=lambda row: row[:width]):
         line = [f"{x:g}" for x in row[:width]]
@@ -226,11 +238,16 @@ def appendix(grid: published.Grid, scales: Scales) -> Table:
         lines.append(line)
     for k in range(width, len(lines[0])):
         _embolden(lines, k)
-    models = {c.runs[0].config["model"] for column in ours for per in column for c in per.values()}
-    title = f"Table {grid.table}: {names.OPTIMIZERS[grid.optimizer]}, {FAMILIES[grid.model]}"
+    models = {
+        f"{c.runs[0].config['model']} in {c.runs[0].epochs} epochs"
+        for column in ours
+        for per in column
+        for c in per.values()
+    }
+    title = f"Table {paper.table}: {names.OPTIMIZERS[paper.optimizer]}, {FAMILIES[paper.model]}"
     return Table(
-        title + (", with augmentation" if grid.augment else ""),
-        [*(names.FIELDS[name] for name in grid.fields), *_header(heads, scales)],
+        title + (", with augmentation" if paper.augment else ""),
+        [*(names.FIELDS[name] for name in paper.fields), *_header(heads, scales)],
         lines,
         f"Validation accuracy, %: the paper's best during training, ours after the last epoch. {_note(models)}",
     )
@@ -253,11 +270,11 @@ def _found(runs: Sequence[Run], family: str) -> Found:
     return {(c.method, averaged): c for averaged in (False, True) for c in choose(mine, averaged)}
 
 
-def _tried(runs: Sequence[Run], grid: published.Grid, method: Method) -> dict[tuple[float, ...], Candidate]:
-    """The best candidate at each setting of the grid's fields."""
+def _tried(runs: Sequence[Run], table: published.Grid, method: Method) -> dict[tuple[float, ...], Candidate]:
+    """The best candidate at each setting of the table's fields."""
     groups: dict[tuple[float, ...], list[Candidate]] = {}
-    for c in candidates(run for run in _of(runs, grid.model) if run.method == method):
-        groups.setdefault(tuple(c.runs[0].config[name] for name in grid.fields), []).append(c)
+    for c in candidates(run for run in grid(_of(runs, table.model)) if run.method == method):
+        groups.setdefault(tuple(c.runs[0].config[name] for name in table.fields), []).append(c)
     return {at: best(group) for at, group in groups.items()}
 
 
