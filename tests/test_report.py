@@ -51,7 +51,7 @@ def line(
     }
     curve = [
         {"epoch": epoch, "train_loss": 1 / epoch, "step_size": lr / epoch, "val": val * epoch / 3, "seconds": 2.0}
-        | ({} if regression else {"train_accuracy": 20.0 * epoch})
+        | {"train_mae" if regression else "train_accuracy": 20.0 * epoch}
         | {"val_averaged": averaged or {}}
         for epoch in (1, 2, 3)
     ]
@@ -173,6 +173,12 @@ def test_lower_is_better_in_regression_and_nothing_that_diverged_is_chosen():
     found = runs(line("bike", lr=0.1, val=0.5), line("bike", lr=1.0, val=0.4), line("bike", lr=10.0, val=math.nan))
     assert choose(found)[0].eta == 1.0
     assert [str(c.val) for c in candidates(found)] == ["0.5000", "0.4000", "diverged"]
+    assert str(choose(runs(line("bike", val=41.234)))[0].val) == "41.23"
+    dollars = tables.study(
+        "california", runs(line("california", lr=0.1, val=32_150.4), line("california", "adam", val=9e3))
+    )
+    assert [row[3] for row in dollars.rows] == ["9,000", "32,150"]
+    assert [isinstance(row[3], tables.Bold) for row in dollars.rows] == [True, False]
 
 
 def test_of_equal_settings_the_one_whose_test_number_was_read_is_chosen():

@@ -92,7 +92,7 @@ def legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 2 if wide else columns))
 
 
-def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float | None], **look: Any) -> None:
+def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **look: Any) -> None:
     """The mean over the seeds, and a band from the least to the greatest."""
     epochs = range(min(len(run.curve) for run in candidate.runs))
     seeds = np.array([[value(run.curve[k]) for k in epochs] for run in candidate.runs], dtype=float)
@@ -115,11 +115,6 @@ def cut(axes: Axes, values: Iterable[float]) -> None:
     finite = [value for value in values if np.isfinite(value)]
     if finite and axes.get_ylim()[1] > 3 * min(finite):
         axes.set_ylim(top=3 * min(finite))
-
-
-def train_error(epoch: Epoch) -> float | None:
-    """In per cent."""
-    return None if epoch.train_accuracy is None else 100 - epoch.train_accuracy
 
 
 # The figures. Each takes the runs of one task and returns a Figure.
@@ -163,7 +158,7 @@ def errors(title: str, runs: Sequence[Run]) -> Figure:
     chosen = choose(runs)
     figure, (train, val) = panels(2)
     for c in chosen:
-        curve(train, c, train_error, label=label(c, chosen), **style(c))
+        curve(train, c, lambda epoch: 100 - epoch.train, label=label(c, chosen), **style(c))
         curve(val, c, lambda epoch: 100 - epoch.val, **style(c))
     train.set(title=f"{title}: training error, %", ylim=(0, None))
     val.set_title("validation error, %")
@@ -184,7 +179,7 @@ def convergence(title: str, runs: Sequence[Run]) -> Figure:
             curve(ax, c, lambda epoch: max(epoch.train_loss, 1e-6), **style(c))
         ax.set(title=f"training loss: {kind}", yscale="log")
     for c in chosen:
-        curve(axes[-1], c, lambda epoch: max(train_error(epoch) or 0, FLOOR), label=label(c, chosen), **style(c))
+        curve(axes[-1], c, lambda epoch: max(100 - epoch.train, FLOOR), label=label(c, chosen), **style(c))
     axes[0].set_title(f"{title}: {axes[0].get_title()}")
     axes[-1].set(title="training error, %, comparable across losses", yscale="log")
     by_epoch(*axes)
@@ -199,7 +194,7 @@ def step_size(title: str, runs: Sequence[Run]) -> Figure:
     figure, (ax,) = panels(1, 3.0)
     for c in chosen:
         look = style(c) | {"label": f"{label(c, chosen)}, η = {c.eta:g}", "drawstyle": "steps-mid"}
-        curve(ax, c, lambda epoch: epoch.step_size or None, **look)
+        curve(ax, c, lambda epoch: epoch.step_size or np.nan, **look)
     ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log")
     by_epoch(ax)
     legend(figure, ax, columns=2)
@@ -239,8 +234,7 @@ def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
             plot_eta(val, line, lambda c: c.val.mean, label=name, **style(line[0]))
             plot_eta(train, line, trained, **style(line[0]))
     val.set(title=f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs", xscale="log")
-    what = "loss" if runs[0].is_regression else "accuracy, %"
-    train.set(title=f"training {what}", xscale="log", xlabel="η (learning rate of the others)")
+    train.set(title=f"training {unit(runs)}", xscale="log", xlabel="η (learning rate of the others)")
     if runs[0].is_regression:
         cut(val, [c.val.mean for c in candidates(runs)])
         cut(train, [trained(c) for c in candidates(runs)])
@@ -254,9 +248,8 @@ def unit(runs: Sequence[Run]) -> str:
 
 
 def trained(candidate: Candidate) -> float:
-    """Training accuracy, or loss in regression, after the last epoch, over the seeds."""
-    last = [run.last for run in candidate.runs]
-    return float(np.mean([e.train_loss if e.train_accuracy is None else e.train_accuracy for e in last]))
+    """The same measure on the training samples, over the seeds."""
+    return float(np.mean([run.last.train for run in candidate.runs]))
 
 
 @STYLE
@@ -286,16 +279,16 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
 
 @STYLE
 def regression(title: str, runs: Sequence[Run]) -> Figure:
-    """Mean absolute error on validation data, and the ℓ1 training loss."""
+    """Mean absolute error on validation and on training samples."""
     chosen = choose(runs)
     figure, (val, train) = panels(2)
     for c in chosen:
         curve(val, c, lambda epoch: epoch.val, label=label(c, chosen), **style(c))
-        curve(train, c, lambda epoch: epoch.train_loss, **style(c))
+        curve(train, c, lambda epoch: epoch.train, **style(c))
     cut(val, [c.val.mean for c in chosen])
     cut(train, [trained(c) for c in chosen])
     val.set_title(f"{title}: validation MAE")
-    train.set_title("training loss")
+    train.set_title("training MAE")
     by_epoch(val, train)
     legend(figure, val)
     return figure

@@ -26,11 +26,11 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known after an epoch; ``train_accuracy`` is None in regression, a number that overflowed is nan."""
+    """What is known after an epoch; ``train`` is what ``val`` measures, on the training samples. Overflow is nan."""
 
     epoch: int
     train_loss: float
-    train_accuracy: float | None
+    train: float
     step_size: float
     val: float
     val_averaged: Mapping[str, float]
@@ -126,11 +126,10 @@ def parse(line: Mapping[str, Any]) -> Run:
 
 def _epoch(point: Mapping[str, Any]) -> Epoch:
     averaged = point.get("val_averaged") or {}
-    accuracy = point.get("train_accuracy")
     return Epoch(
         epoch=int(point["epoch"]),
         train_loss=_number(point["train_loss"]),
-        train_accuracy=None if accuracy is None else float(accuracy),
+        train=_number(point.get("train_accuracy", point.get("train_mae"))),
         step_size=_number(point["step_size"]),
         val=_number(point["val"]),
         val_averaged={k: _number(v) for k, v in averaged.items()},

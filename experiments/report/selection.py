@@ -45,8 +45,8 @@ class Spread:
             return "—"
         if math.isnan(self.mean):
             return "diverged"
-        tail = "" if self.deviation is None else f" ± {self.deviation:.{self.digits}f}"
-        return f"{self.mean:.{self.digits}f}{tail}"
+        tail = "" if self.deviation is None else f" ± {self.deviation:,.{self.digits}f}"
+        return f"{self.mean:,.{self.digits}f}{tail}"
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ class Candidate:
 
     def _spread(self, values: Sequence[float]) -> Spread:
         """Accuracies in % have one decimal, errors four digits."""
-        small = self.runs[0].is_regression and values and abs(values[0]) < 10
-        return Spread.of(values, 4 if small else 1)
+        large = abs(values[0]) if values and math.isfinite(values[0]) else 1.0
+        digits = sum(large < bound for bound in (1, 10, 100, 1000)) if self.runs[0].is_regression else 1
+        return Spread.of(values, digits)
 
     def _value(self, run: Run) -> float:
         return run.last.val if self.decay is None else run.last.val_averaged[self.decay]

@@ -325,7 +325,9 @@ def _printed(value: float | None, digits: int = 2) -> str:
 
 def _embolden(rows: list[list[str]], column: int, lower: bool = False) -> None:
     """Mark the best number of a column, as it is printed."""
-    numbers = {k: float(row[column].split()[0]) for k, row in enumerate(rows) if row[column][0].isdigit()}
+    numbers = {
+        k: float(row[column].split()[0].replace(",", "")) for k, row in enumerate(rows) if row[column][0].isdigit()
+    }
     if len(numbers) > 1:
         top = (min if lower else max)(numbers.values())
         for k in (k for k, number in numbers.items() if number == top):
