@@ -235,6 +235,9 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "| SGD, schedule | cross-entropy | η = 0.1, l₂ = 0.0005 | **62.0** | — | 1 |",
         "| *Averaged weights* |  |  |  |  |  |",
         "| DFW + average | smoothed hinge | η = 0.1, decay = 0.99 | 64.5 ± 0.7 | 63.0 ± 0.0 | 2 |",
+        "",
+        "Settings were chosen by the validation value after the last epoch. Mean ± sample standard deviation over the "
+        "seeds.",
     ]
     with pytest.raises(SystemExit, match=r"no study named 'cifar'.*there are: cifar10"):
         page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
@@ -340,6 +343,13 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(repo
     assert all(f"Table {number}:" in text for number in range(1, 22))
     assert not re.search(r'(?:src|href)="(?!#|data:)|<link|<script|@import|url\(', text)
     assert "Not run yet" not in text
+
+
+def test_the_papers_scale_has_its_own_studies_on_the_page():
+    results = {"cifar10": runs(line(test=58.0), line(optimizer="sgd", test=59.0))}
+    text = page.render({"small": {}, "paper": results}, "python -m experiments report")
+    assert '<section id="paper-cifar10">' in text
+    assert '<figure id="paper-errors-cifar10">' in text
 
 
 def test_without_results_the_page_says_what_is_missing_and_shows_the_published_numbers(tmp_path):

@@ -85,11 +85,11 @@ def label(candidate: Candidate, group: Iterable[Candidate]) -> str:
     return names.optimizer(method) + (f" ({names.loss(method)})" if len(losses) > 1 else "")
 
 
-def legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """One for all panels, below them."""
+def legend(figure: Figure, axes: Axes) -> None:
+    """One for all panels, below them, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    wide = max((len(text) for text in labels), default=0) > 18
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 2 if wide else columns))
+    longest = max((len(text) for text in labels), default=0)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3 if longest < 17 else 2 if longest < 32 else 1)
 
 
 def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **look: Any) -> None:
@@ -148,7 +148,7 @@ def figure_1() -> Figure:
     axes[0].set_title("two models of the objective at $w_t$")
     axes[1].set_title("the same with the proximal term: where they step to")
     axes[1].set_xlabel("weight")
-    legend(figure, axes[0], columns=2)
+    legend(figure, axes[0])
     return figure
 
 
@@ -197,7 +197,7 @@ def step_size(title: str, runs: Sequence[Run]) -> Figure:
         curve(ax, c, lambda epoch: epoch.step_size or np.nan, **look)
     ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log")
     by_epoch(ax)
-    legend(figure, ax, columns=2)
+    legend(figure, ax)
     return figure
 
 

@@ -13,7 +13,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from experiments import published
 from experiments.report import names, tables
 from experiments.report.figures import Drawing, drawings, png
-from experiments.report.results import Results, Run, read
+from experiments.report.results import Results, read
 from experiments.report.tables import Bold, Scales, Table
 
 EXPECTED = ("cifar10", "cifar10-augmented", "cifar100", "snli", "california", "bike", "sensitivity", "averaging")
@@ -64,16 +64,9 @@ class Section:
 
 
 def render(scales: Scales, command: str) -> str:
-    """The page. The figures are those of the small scale, or of the paper's where only that was run."""
-    results = next((results for results in scales.values() if results), {})
-    drawn = [Picture.of(drawing) for drawing in drawings(results).values()]
-    by_study = {name: [d.name for d in drawings(results).values() if d.study == name] for name in ["", *results]}
-
-    def pictures(study: str) -> list[Picture]:
-        return [picture for picture in drawn if picture.name in by_study[study]]
-
+    """The page."""
     sections = [
-        Section("idea", "The idea", pictures=pictures("")),
+        Section("idea", "The idea", pictures=[Picture.of(drawings({})["figure-1"])]),
         Section(
             "tables",
             "The paper's tables",
@@ -81,10 +74,8 @@ def render(scales: Scales, command: str) -> str:
             [tables.cifar(1, scales), tables.cifar(2, scales), tables.snli(scales)],
         ),
     ]
-    if (claims := tables.claims(results)).rows:
-        sections.append(Section("claims", claims.title, tables=[claims]))
-    for name in sorted(results, key=_place):
-        sections.append(_study(name, results[name], pictures(name)))
+    for scale, results in scales.items():
+        sections += _scale(scale, results)
     sections += [
         Section(
             "appendix",
@@ -94,7 +85,7 @@ def render(scales: Scales, command: str) -> str:
         ),
         Section("provenance", "Where this comes from", tables=provenance(scales, command)),
     ]
-    missing = [names.study(name) for name in EXPECTED if name not in results]
+    missing = [names.study(name) for name in EXPECTED if name not in scales["small"]]
     said = [f"Not run yet, and so not on this page: {', '.join(missing)}."] if missing else []
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
@@ -102,18 +93,32 @@ def render(scales: Scales, command: str) -> str:
     return environment.get_template("page.html").render(title=TITLE, sections=sections, missing=said)
 
 
+def _scale(scale: str, results: Results) -> list[Section]:
+    """The paper's claims and the studies at one scale."""
+    prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
+    claims = tables.claims(results)
+    sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
+    drawn = [drawing for drawing in drawings(results).values() if drawing.study]
+    for name in sorted(results, key=_place):
+        runs = results[name]
+        tasks = dict.fromkeys(names.task(run) for run in runs)
+        sections.append(
+            Section(
+                prefix + name,
+                names.study(name) + tail,
+                [f"{'; '.join(tasks)}. {names.epochs(runs)}."],
+                [tables.study(name, runs)],
+                [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
+                [tables.every_setting(name, runs)],
+            )
+        )
+    return sections
+
+
 def _place(study: str) -> tuple[int, str]:
     """The order of the studies on the page."""
     known = list(names.STUDIES)
     return (known.index(study) if study in known else len(known)), study
-
-
-def _study(name: str, runs: list[Run], pictures: list[Picture]) -> Section:
-    tasks = dict.fromkeys(names.task(run) for run in runs)
-    text = [f"{'; '.join(tasks)}. {names.epochs(runs)}."]
-    return Section(
-        name, names.study(name), text, [tables.study(name, runs)], pictures, [tables.every_setting(name, runs)]
-    )
 
 
 def provenance(scales: Scales, command: str) -> list[Table]:
@@ -182,7 +187,8 @@ def main(args: argparse.Namespace) -> None:
         if args.markdown not in studies:
             there = ", ".join(studies) or "none"
             raise SystemExit(f"no study named {args.markdown!r} in {args.results / args.scale}; there are: {there}")
-        print(tables.study(args.markdown, studies[args.markdown]).markdown())
+        table = tables.study(args.markdown, studies[args.markdown])
+        print(f"{table.markdown()}\n\n{table.note}")
         return
     scales = {scale: results for scale, results in found.items() if results or scale == "small"}
     changed = [] if args.results == Path("experiments/results") else ["--results", str(args.results)]

@@ -124,7 +124,7 @@ def preferred(candidate: Candidate, runs: Iterable[Run]) -> Candidate | None:
     mine = [run for run in grid(runs) if run.method == candidate.method]
     pool = candidates(mine, averaged=candidate.decay is not None)
     top = best(pool) if pool else None
-    return top if top and (top.setting, top.decay) != (candidate.setting, candidate.decay) else None
+    return top if top and top.setting != candidate.setting else None
 
 
 def final(runs: Iterable[Run]) -> list[Run]:

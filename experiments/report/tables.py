@@ -187,7 +187,7 @@ def snli(scales: Scales) -> Table:
 def claims(results: Results) -> Table:
     """What the paper claims of DFW, as differences in test accuracy."""
     table = Table(
-        "The paper's claims at this scale",
+        "The paper's claims",
         ["study", "DFW", "best adaptive", "DFW − adaptive", "SGD, schedule", "DFW − SGD", "DFW + average"],
         note="Test accuracy, %. The best adaptive method is that of Adagrad, Adam, AMSGrad and BPGrad with the best "
         "validation value. The paper claims that the first difference is positive and that the second is near zero.",
