@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from experiments import published
-from experiments.report import figures, page, selection, tables
+from experiments.report import gallery, page, paper_tables, selection, study_tables, style, table
 from experiments.report.approximation import approximation
 from experiments.report.results import Run, parse, read
 from experiments.report.selection import Spread, candidates, choose
@@ -164,7 +164,7 @@ def test_what_a_short_grid_chose_is_judged_by_its_long_runs_alone():
     assert selection.preferred(chosen, found) is None
     (averaged,) = choose(found, averaged=True)
     assert selection.preferred(averaged, found).eta == 1.0  # the average was not run to the end where it is best
-    note = tables.study("cifar10", found).note
+    note = study_tables.study("cifar10", found).note
     assert "of runs of 3 epochs, and run again for 20" in note
     assert "would have preferred DFW + average: η = 1, decay = 0.9 (65.0)" in note
 
@@ -174,11 +174,11 @@ def test_lower_is_better_in_regression_and_nothing_that_diverged_is_chosen():
     assert choose(found)[0].eta == 1.0
     assert [str(c.val) for c in candidates(found)] == ["0.5000", "0.4000", "diverged"]
     assert str(choose(runs(line("bike", val=41.234)))[0].val) == "41.23"
-    dollars = tables.study(
+    dollars = study_tables.study(
         "california", runs(line("california", lr=0.1, val=32_150.4), line("california", "adam", val=9e3))
     )
     assert [row[3] for row in dollars.rows] == ["9,000", "32,150"]
-    assert [isinstance(row[3], tables.Bold) for row in dollars.rows] == [True, False]
+    assert [isinstance(row[3], table.Bold) for row in dollars.rows] == [True, False]
 
 
 def test_of_equal_settings_the_one_whose_test_number_was_read_is_chosen():
@@ -209,7 +209,7 @@ def test_averaged_weights_choose_their_own_setting_and_decay():
 # Tables.
 
 
-@pytest.mark.parametrize("module", [selection, tables])
+@pytest.mark.parametrize("module", [selection, table])
 def test_the_examples_in_the_docstrings_hold(module):
     failed, tried = doctest.testmod(module)
     assert tried
@@ -246,22 +246,22 @@ def test_a_study_as_markdown(tmp_path, capsys):
 def test_published_and_obtained_stand_side_by_side():
     small = {"cifar10": runs(line(test=58.0), line(optimizer="momo", test=57.0), line(optimizer="sgd", test=59.0))}
     large = {"cifar100": runs(line("cifar100", model="wrn-40-4", test=67.0))}
-    table = tables.cifar(1, {"small": small, "paper": large})
-    rows = {row[0]: row[1:] for row in table.rows[:9]}
+    shown = paper_tables.cifar(1, {"small": small, "paper": large})
+    rows = {row[0]: row[1:] for row in shown.rows[:9]}
     assert rows["DFW"] == ["90.18", "58.0", "—", "67.83", "—", "67.0"]
     assert rows["SGD"] == ["90.08", "59.0", "—", "66.78", "—", "—"]
     assert rows["Adam"] == ["84.86", "—", "—", "58.46", "—", "—"]
     assert rows["MoMo"] == ["—", "57.0", "—", "—", "—", "—"]
-    assert tables.claims(small).rows[0] == ["CIFAR-10", "58.0", "—", "—", "59.0", "−1.0", "—"]
+    assert study_tables.claims(small).rows[0] == ["CIFAR-10", "58.0", "—", "—", "59.0", "−1.0", "—"]
 
 
 def test_the_table_of_snli_has_the_papers_layout():
     small = {"snli": runs(*(line("snli", "dfw", model="bilstm-128", loss="hinge", test=69.0, lr=lr) for lr in (1, 10)))}
-    table = tables.snli({"small": small})
-    assert table.header[2:] == ["Adagrad", "Adam", "AMSGrad", "BPGrad", "DFW", "SGD", "SGD*"]
-    assert [row[6] for row in table.rows] == ["—", "85.2", "69.0"]
+    shown = paper_tables.snli({"small": small})
+    assert shown.header[2:] == ["Adagrad", "Adam", "AMSGrad", "BPGrad", "DFW", "SGD", "SGD*"]
+    assert [row[6] for row in shown.rows] == ["—", "85.2", "69.0"]
     grid = next(grid for grid in published.APPENDIX if grid.table == 20)
-    rows = tables.appendix(grid, {"small": small}).rows
+    rows = paper_tables.appendix(grid, {"small": small}).rows
     assert [row[0] for row in rows] == ["0.1", "1", "10"]
     assert [row[3:] for row in rows] == [["84.87", "—"], ["85.21", "60.0"], ["84.76", "60.0"]]
 
@@ -289,8 +289,8 @@ def test_figure_1_draws_the_minima_of_its_own_curves():
 def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, capsys):
     results = write(tmp_path / "results", *(line(optimizer=o, lr=lr) for o in ("dfw", "sgd") for lr in (0.1, 1.0)))
     parser = argparse.ArgumentParser()
-    figures.add_arguments(parser)
-    figures.main(parser.parse_args(["--results", str(results), "--list"]))
+    gallery.add_arguments(parser)
+    gallery.main(parser.parse_args(["--results", str(results), "--list"]))
     listed = capsys.readouterr().out.split()
     assert listed == [
         "figure-1",
@@ -300,14 +300,14 @@ def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, ca
         "sensitivity-cifar10",
     ]
     out = tmp_path / "out"
-    figures.main(parser.parse_args(["--results", str(results), "--out", str(out)]))
+    gallery.main(parser.parse_args(["--results", str(results), "--out", str(out)]))
     assert {file.stem for file in out.iterdir()} == set(listed)
     for file in out.iterdir():
         width, height = struct.unpack(">II", file.read_bytes()[16:24])
-        assert width == round(figures.WIDTH * 160)
+        assert width == round(style.WIDTH * 160)
         assert height > 500
     with pytest.raises(SystemExit, match=r"no figure named 'figure-7'.*there are figure-1, "):
-        figures.main(parser.parse_args(["figure-7", "--results", str(results)]))
+        gallery.main(parser.parse_args(["figure-7", "--results", str(results)]))
 
 
 def test_the_sensitivity_study_also_shows_other_studies_runs_of_its_task():
@@ -316,7 +316,7 @@ def test_the_sensitivity_study_also_shows_other_studies_runs_of_its_task():
         "cifar10": cifar,
         "sensitivity": runs(*(line("sensitivity", lr=lr, dataset="cifar10") for lr in (1, 10))),
     }
-    figure = figures.drawings(results)["sensitivity"].draw()
+    figure = gallery.drawings(results)["sensitivity"].draw()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Adam", "DFW"]
 
 
@@ -336,7 +336,7 @@ def report(tmp_path_factory):
 
 def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(report):
     text = report.read_text()
-    drawn = figures.drawings(read(report.parent / "results" / "small"))
+    drawn = gallery.drawings(read(report.parent / "results" / "small"))
     kinds = {"figure-1", "errors-cifar100", "convergence-cifar10", "step-size-snli", "sensitivity", "averaging"}
     assert kinds | {"regression-bike", "sensitivity-cifar10-augmented", "averaging-cifar10"} <= set(drawn)
     assert all(f'<figure id="{name}">' in text for name in drawn)
@@ -381,6 +381,6 @@ def test_a_real_browser_loads_every_picture_and_the_page_never_scrolls_sideways(
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
     assert seen["window"] == width
-    assert seen["loaded"] == seen["images"] == len(figures.drawings(read(report.parent / "results" / "small")))
+    assert seen["loaded"] == seen["images"] == len(gallery.drawings(read(report.parent / "results" / "small")))
     assert seen["tables"] > 30
     assert seen["wide"] <= width

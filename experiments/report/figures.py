@@ -1,123 +1,20 @@
-"""Draw the figures of the report as PNG files, from the results of the sweeps.
-
-python -m experiments figure --list                       # what can be drawn from the results that are there
-python -m experiments figure sensitivity-cifar10
-python -m experiments figure all --out docs/pictures/experiments
-"""
+"""The figures. Each takes a title and the runs of one task, and returns a matplotlib Figure."""
 
 from __future__ import annotations
 
-import argparse
-import io
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from experiments.report import names
 from experiments.report.approximation import W_T, approximation
-from experiments.report.results import Epoch, Results, Run, read
-from experiments.report.selection import Candidate, best, candidates, choose, grid
+from experiments.report.results import Run
+from experiments.report.selection import Candidate, best, candidates, choose
+from experiments.report.style import BLACK, COLORS, GREY, STYLE, by_epoch, curve, cut, label, legend, panels, style
 
-COLORS = {
-    "dfw": "#d95f02",
-    "multistep": "#8c2d04",
-    "sgd": "#5e4fa2",
-    "adam": "#1b9e77",
-    "amsgrad": "#66a61e",
-    "adagrad": "#d4a000",
-    "bpgrad": "#a6761d",
-    "alig": "#e7298a",
-    "momo": "#1f78b4",
-    "prodigy": "#666666",
-    "schedulefree": "#00a6c0",
-}
-BLACK, GREY = "#222222", "#888888"
-DASHES: dict[str, Any] = {"hinge": (0, (4, 1.5))}  # where an optimizer is run with several losses
-STYLE = rc_context(
-    {
-        "font.size": 10,
-        "axes.titlesize": 10.5,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.formatter.min_exponent": 3,
-        "grid.alpha": 0.2,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-    }
-)
-WIDTH = 5.2  # inches: narrow, so that the letters stay readable on a phone
 FLOOR = 0.01  # per cent of error, where a logarithmic axis ends
-
-
-def panels(count: int, height: float = 2.7) -> tuple[Figure, list[Axes]]:
-    """Axes one above the other."""
-    figure = Figure(figsize=(WIDTH, height * count + 0.5), layout="constrained")
-    return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
-
-
-def style(candidate: Candidate) -> dict[str, Any]:
-    """A colour for each optimizer; SGD without its schedule is dotted, DFW is drawn over all others."""
-    method = candidate.method
-    constant = method.optimizer == "sgd" and not method.scheduled
-    first = method.optimizer == "dfw"
-    return {
-        "color": COLORS.get(method.optimizer, GREY),
-        "ls": ":" if constant else DASHES.get(method.loss, "-"),
-        "lw": 2.2 if first else 1.4,
-        "zorder": 3 if first else 2,
-    }
-
-
-def label(candidate: Candidate, group: Iterable[Candidate]) -> str:
-    """The optimizer's name, and the loss where the ``group`` has it with several."""
-    method = candidate.method
-    losses = {c.method.loss for c in group if c.method.optimizer == method.optimizer}
-    return names.optimizer(method) + (f" ({names.loss(method)})" if len(losses) > 1 else "")
-
-
-def legend(figure: Figure, axes: Axes) -> None:
-    """One for all panels, below them, in as many columns as fit."""
-    handles, labels = axes.get_legend_handles_labels()
-    longest = max((len(text) for text in labels), default=0)
-    figure.legend(handles, labels, loc="outside lower center", ncols=3 if longest < 17 else 2 if longest < 32 else 1)
-
-
-def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **look: Any) -> None:
-    """The mean over the seeds, and a band from the least to the greatest."""
-    epochs = range(min(len(run.curve) for run in candidate.runs))
-    seeds = np.array([[value(run.curve[k]) for k in epochs] for run in candidate.runs], dtype=float)
-    seeds[~np.isfinite(seeds)] = np.nan
-    x = [candidate.runs[0].curve[k].epoch for k in epochs]
-    axes.plot(x, seeds.mean(0), **look)
-    if len(seeds) > 1:
-        axes.fill_between(x, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.15, lw=0)
-
-
-def by_epoch(*axes: Axes) -> None:
-    """Whole numbers along the bottom, and a name for them under the lowest panel."""
-    for ax in axes:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[-1].set_xlabel("epoch")
-
-
-def cut(axes: Axes, values: Iterable[float]) -> None:
-    """End the axis at three times the least of the values: errors that exploded leave the picture."""
-    finite = [value for value in values if np.isfinite(value)]
-    if finite and axes.get_ylim()[1] > 3 * min(finite):
-        axes.set_ylim(top=3 * min(finite))
-
-
-# The figures. Each takes the runs of one task and returns a Figure.
 
 
 @STYLE
@@ -292,118 +189,3 @@ def regression(title: str, runs: Sequence[Run]) -> Figure:
     by_epoch(val, train)
     legend(figure, val)
     return figure
-
-
-# Which of them the results allow.
-
-COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study, and with averaged weights
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that can be drawn, the study it belongs to, and what it shows."""
-
-    name: str
-    study: str
-    caption: str
-    draw: Callable[[], Figure]
-
-
-def drawings(results: Results) -> dict[str, Drawing]:
-    """All figures that can be drawn from these results, by name."""
-    found = [Drawing("figure-1", "", CAPTIONS["figure-1"], figure_1)]
-    for study, runs in results.items():
-        for k, task in enumerate(dict.fromkeys(run.task for run in runs)):
-            mine = [run for run in runs if run.task == task]
-            title = names.study(study) + (f", {mine[0].config['model']}" if k else "")
-            for kind, (draw, shown) in _possible(study, mine, results).items():
-                name = "-".join([kind, *([study] if study != kind else []), *([str(k + 1)] if k else [])])
-                found.append(Drawing(name, study, CAPTIONS[kind], partial(draw, title, shown)))
-    return {drawing.name: drawing for drawing in found}
-
-
-Possible = dict[str, tuple[Callable[[str, list[Run]], Figure], list[Run]]]
-
-
-def _possible(study: str, runs: list[Run], results: Results) -> Possible:
-    """The kinds of figures that the runs of a task allow, with the runs that each shows."""
-    tried = grid(runs)
-    if study == "sensitivity":
-        alike = {
-            _identity(run): run
-            for other in results.values()
-            for run in other
-            if (run.task, run.epochs) == (tried[0].task, tried[0].epochs) and run.method.optimizer in COMPARED
-        }
-        return {"sensitivity": (sensitivity, list(alike.values()))}
-    several = any(len(line) > 1 for line in along_eta(tried).values())
-    possible: Possible = {}
-    if study != "averaging":
-        if runs[0].is_regression:
-            possible["regression"] = (regression, runs)
-        else:
-            possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
-            if any(run.method.optimizer == "dfw" for run in runs):
-                possible["step-size"] = (step_size, runs)
-        if several:
-            possible["sensitivity"] = (sensitivity, tried)
-    averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]
-    if averaged and several:
-        possible["averaging"] = (averaging, averaged)
-    return possible
-
-
-def _identity(run: Run) -> str:
-    """The same training, whatever else was measured on the way."""
-    beside = ("averages", "device", "data", "test")
-    return json.dumps({k: v for k, v in run.config.items() if k not in beside}, sort_keys=True)
-
-
-CAPTIONS = {
-    "figure-1": "The paper's Figure 1, on a network of one weight under the multi-class hinge. SGD believes in a line; "
-    "the loss-preserving linearisation keeps the pieces of the loss, and steps closer to the minimum w*. Drawn from "
-    "the library's own linearisation and solver, η = 2.2.",
-    "errors": "Training and validation error at the chosen setting of each method (the paper's Figure 2). Mean over "
-    "the seeds; the band goes from the least to the greatest.",
-    "convergence": "Training loss by epoch. DFW minimises a hinge and most others the cross-entropy: each loss has its "
-    "own panel, and only the training error below compares all.",
-    "step-size": "The step-size that was taken, the mean of each epoch: γη of DFW follows from the data, SGD's "
-    "staircase was designed by hand (the paper's Figure 3).",
-    "sensitivity": "Training and validation after the last epoch against η, at the best of the other settings (the "
-    "paper's Figure 4). Errors above three times the best are cut.",
-    "averaging": "Validation with an exponential average of the weights against that of the last weights, at the best "
-    "decay for each η; below, DFW with each decay.",
-    "regression": "Mean absolute error by epoch at the chosen setting of each method. Errors above three times the "
-    "best are cut.",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which figures, from which results, to where."""
-    parser.add_argument("name", nargs="?", default="all", help="a figure's name, or all (default)")
-    parser.add_argument("--list", action="store_true", help="print the names of the figures that can be drawn")
-    parser.add_argument("--results", type=Path, default=Path("experiments/results/small"), help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("out/figures"), help="default: %(default)s")
-
-
-def main(args: argparse.Namespace) -> None:
-    """Write PNG files."""
-    possible = drawings(read(args.results))
-    if args.list:
-        print("\n".join(possible))
-        return
-    if args.name != "all" and args.name not in possible:
-        raise SystemExit(f"no figure named {args.name!r} from {args.results}; there are {', '.join(possible)}, all")
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in possible if args.name == "all" else [args.name]:
-        file = args.out / f"{name}.png"
-        file.write_bytes(png(possible[name].draw()))
-        print(file)
-
-
-@STYLE
-def png(figure: Figure) -> bytes:
-    """The picture, with nothing in it that changes from day to day."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()

@@ -45,6 +45,16 @@ def optimizer(method: Method) -> str:
     return f"{name}, constant" if method.optimizer == "sgd" else name
 
 
+def method(method: Method, averaged: bool = False) -> str:
+    """``DFW + average, hinge``: the optimizer, with its loss where that is not the usual one."""
+    usual = ("smooth-hinge", "l1") if method.optimizer in ("dfw", "multistep") else ("ce", "l1")
+    return (
+        optimizer(method)
+        + (" + average" if averaged else "")
+        + (f", {loss(method)}" if method.loss not in usual else "")
+    )
+
+
 def loss(method: Method) -> str:
     """``cross-entropy``."""
     return LOSSES.get(method.loss, method.loss)

@@ -22,10 +22,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments import published
-from experiments.report import names, tables
-from experiments.report.figures import Drawing, drawings, png
+from experiments.report import names, paper_tables, study_tables
+from experiments.report.gallery import Drawing, drawings
+from experiments.report.paper_tables import Scales
 from experiments.report.results import Results, read
-from experiments.report.tables import Bold, Scales, Table
+from experiments.report.style import png
+from experiments.report.table import Bold, Table
 
 EXPECTED = ("cifar10", "cifar10-augmented", "cifar100", "snli", "california", "bike", "sensitivity", "averaging")
 TITLE = "Deep Frank-Wolfe: published and obtained"
@@ -70,8 +72,8 @@ def render(scales: Scales, command: str) -> str:
         Section(
             "tables",
             "The paper's tables",
-            [tables.SCALE, f"{tables.SEEDS} SGD* is what the paper quotes from others."],
-            [tables.cifar(1, scales), tables.cifar(2, scales), tables.snli(scales)],
+            [paper_tables.SCALE, f"{study_tables.SEEDS} SGD* is what the paper quotes from others."],
+            [paper_tables.cifar(1, scales), paper_tables.cifar(2, scales), paper_tables.snli(scales)],
         ),
     ]
     for scale, results in scales.items():
@@ -80,8 +82,8 @@ def render(scales: Scales, command: str) -> str:
         Section(
             "appendix",
             "The appendix: cross-validation",
-            ["Each setting that the paper or we tried; in bold the best of each column.", tables.SCALE],
-            folded=[tables.appendix(grid, scales) for grid in published.APPENDIX],
+            ["Each setting that the paper or we tried; in bold the best of each column.", paper_tables.SCALE],
+            folded=[paper_tables.appendix(grid, scales) for grid in published.APPENDIX],
         ),
         Section("provenance", "Where this comes from", tables=provenance(scales, command)),
     ]
@@ -96,7 +98,7 @@ def render(scales: Scales, command: str) -> str:
 def _scale(scale: str, results: Results) -> list[Section]:
     """The paper's claims and the studies at one scale."""
     prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
-    claims = tables.claims(results)
+    claims = study_tables.claims(results)
     sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
     drawn = [drawing for drawing in drawings(results).values() if drawing.study]
     for name in sorted(results, key=_place):
@@ -107,9 +109,9 @@ def _scale(scale: str, results: Results) -> list[Section]:
                 prefix + name,
                 names.study(name) + tail,
                 [f"{'; '.join(tasks)}. {names.epochs(runs)}."],
-                [tables.study(name, runs)],
+                [study_tables.study(name, runs)],
                 [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
-                [tables.every_setting(name, runs)],
+                [study_tables.every_setting(name, runs)],
             )
         )
     return sections
@@ -187,7 +189,7 @@ def main(args: argparse.Namespace) -> None:
         if args.markdown not in studies:
             there = ", ".join(studies) or "none"
             raise SystemExit(f"no study named {args.markdown!r} in {args.results / args.scale}; there are: {there}")
-        table = tables.study(args.markdown, studies[args.markdown])
+        table = study_tables.study(args.markdown, studies[args.markdown])
         print(f"{table.markdown()}\n\n{table.note}")
         return
     scales = {scale: results for scale, results in found.items() if results or scale == "small"}
