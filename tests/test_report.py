@@ -75,18 +75,19 @@ def write(folder: Path, *lines: dict[str, Any]) -> Path:
 
 
 def everything() -> list[dict[str, Any]]:
-    """A little of each study."""
+    """A little of each kind of study: a short grid, what it chose with two seeds, a name that nobody knows."""
     average = {"0.99": 58.0, "0.999": 61.0}
     lines = []
-    for study in ("cifar10", "cifar10-augmented", "cifar100", "averaging"):
-        for optimizer in ("dfw", "sgd", "adam", "schedulefree", "unheard-of"):
-            for lr in (0.1, 1.0):
-                lines.append(line(study, optimizer, lr, val=60 - lr, averaged=average, dataset=study[:8].rstrip("-")))
-            lines.append(line(study, optimizer, 0.1, seed=1, val=61.0, averaged=average, dataset=study[:8].rstrip("-")))
+    for study in ("cifar10", "averaging"):
+        for optimizer in ("dfw", "sgd", "adam", "unheard-of"):
+            lines += [line(study, optimizer, lr, val=60 - lr, averaged=average, dataset="cifar10") for lr in (0.1, 1.0)]
+            for seed in (1, 2):
+                lines.append(
+                    line(study, optimizer, seed=seed, epochs=20, dataset="cifar10", averaged=average, test=59.0)
+                )
     for optimizer, loss in (("dfw", "hinge"), ("sgd", "ce"), ("sgd", "hinge"), ("adam", "ce")):
         lines.append(line("snli", optimizer, 0.1, model="bilstm-128", loss=loss, val=70.0, test=69.0))
-    for study in ("california", "bike"):
-        lines += [line(study, o, lr, val=lr, model="mlp", schedule="") for o in ("dfw", "adam") for lr in (0.4, 0.5)]
+    lines += [line("california", o, lr, val=lr, model="mlp", schedule="") for o in ("dfw", "adam") for lr in (0.4, 0.5)]
     lines += [line("sensitivity", o, lr, dataset="cifar10") for o in ("multistep", "dfw") for lr in (0.1, 1.0, 10.0)]
     return lines
 
@@ -337,12 +338,12 @@ def report(tmp_path_factory):
 def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(report):
     text = report.read_text()
     drawn = gallery.drawings(read(report.parent / "results" / "small"))
-    kinds = {"figure-1", "errors-cifar100", "convergence-cifar10", "step-size-snli", "sensitivity", "averaging"}
-    assert kinds | {"regression-bike", "sensitivity-cifar10-augmented", "averaging-cifar10"} <= set(drawn)
+    kinds = {"figure-1", "errors-cifar10", "convergence-cifar10", "step-size-snli", "sensitivity", "averaging"}
+    assert kinds | {"regression-california", "sensitivity-cifar10", "averaging-cifar10"} <= set(drawn)
     assert all(f'<figure id="{name}">' in text for name in drawn)
     assert all(f"Table {number}:" in text for number in range(1, 22))
     assert not re.search(r'(?:src|href)="(?!#|data:)|<link|<script|@import|url\(', text)
-    assert "Not run yet" not in text
+    assert "Not run yet, and so not on this page: CIFAR-10 with augmentation, CIFAR-100, Bike sharing." in text
 
 
 def test_the_papers_scale_has_its_own_studies_on_the_page():

@@ -77,8 +77,8 @@ def _possible(study: str, runs: list[Run], results: Results) -> Possible:
             possible["regression"] = (regression, runs)
         else:
             possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
-            if any(run.method.optimizer == "dfw" for run in runs):
-                possible["step-size"] = (step_size, runs)
+        if any(run.method.optimizer == "dfw" for run in runs):
+            possible["step-size"] = (step_size, runs)
         if any(len(line) > 1 for line in along_eta(tried).values()):
             possible["sensitivity"] = (sensitivity, tried)
     averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]

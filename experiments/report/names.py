@@ -68,7 +68,7 @@ def study(name: str) -> str:
 def task(run: Run) -> str:
     """``wrn-10-1, 10,000 training samples``."""
     images = run.config.get("images")
-    return str(run.config["model"]) + (f", {images:,} training samples" if images else "")
+    return f"{run.config['model']}, {f'{images:,}' if images else 'all'} training samples"
 
 
 def epochs(runs: Iterable[Run]) -> str:
