@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 
 from experiments import download, sweep, train
+from experiments.report import gallery, page
 
 COMMANDS = {
     "download": (download, "the data sets, from their authors"),
     "train": (train, "one run"),
     "sweep": (sweep, "a study's runs, shared by any number of workers"),
+    "report": (page, "one page of all results, or a study's table"),
+    "figure": (gallery, "the pictures of the results"),
 }
 
 

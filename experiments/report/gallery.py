@@ -1,0 +1,135 @@
+"""Draw the figures of the report as PNG files, from the results of the sweeps.
+
+python -m experiments figure --list                       # what can be drawn from the results that are there
+python -m experiments figure sensitivity-cifar10
+python -m experiments figure all --out docs/pictures/experiments
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.report import names
+from experiments.report.figures import (
+    along_eta,
+    averaging,
+    convergence,
+    errors,
+    figure_1,
+    regression,
+    sensitivity,
+    step_size,
+)
+from experiments.report.results import Results, Run, read
+from experiments.report.selection import grid
+from experiments.report.style import png
+
+COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study, and with averaged weights
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn, the study it belongs to, and what it shows."""
+
+    name: str
+    study: str
+    caption: str
+    draw: Callable[[], Figure]
+
+
+def drawings(results: Results) -> dict[str, Drawing]:
+    """All figures that can be drawn from these results, by name."""
+    found = [Drawing("figure-1", "", CAPTIONS["figure-1"], figure_1)]
+    for study, runs in results.items():
+        for k, task in enumerate(dict.fromkeys(run.task for run in runs)):
+            mine = [run for run in runs if run.task == task]
+            title = names.study(study) + (f", {mine[0].config['model']}" if k else "")
+            for kind, (draw, shown) in _possible(study, mine, results).items():
+                name = "-".join([kind, *([study] if study != kind else []), *([str(k + 1)] if k else [])])
+                found.append(Drawing(name, study, CAPTIONS[kind], partial(draw, title, shown)))
+    return {drawing.name: drawing for drawing in found}
+
+
+Possible = dict[str, tuple[Callable[[str, list[Run]], Figure], list[Run]]]
+
+
+def _possible(study: str, runs: list[Run], results: Results) -> Possible:
+    """The kinds of figures that the runs of a task allow, with the runs that each shows."""
+    tried = grid(runs)
+    if study == "sensitivity":
+        alike = {
+            _identity(run): run
+            for other in results.values()
+            for run in other
+            if (run.task, run.epochs) == (tried[0].task, tried[0].epochs) and run.method.optimizer in COMPARED
+        }
+        return {"sensitivity": (sensitivity, list(alike.values()))}
+    possible: Possible = {}
+    if study != "averaging":
+        if runs[0].is_regression:
+            possible["regression"] = (regression, runs)
+        else:
+            possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
+        if any(run.method.optimizer == "dfw" for run in runs):
+            possible["step-size"] = (step_size, runs)
+        if any(len(line) > 1 for line in along_eta(tried).values()):
+            possible["sensitivity"] = (sensitivity, tried)
+    averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]
+    if any(len(line) > 1 for line in along_eta(averaged).values()):
+        possible["averaging"] = (averaging, averaged)
+    return possible
+
+
+def _identity(run: Run) -> str:
+    """The same training, whatever else was measured on the way."""
+    beside = ("averages", "device", "data", "test")
+    return json.dumps({k: v for k, v in run.config.items() if k not in beside}, sort_keys=True)
+
+
+CAPTIONS = {
+    "figure-1": "The paper's Figure 1, on a network of one weight under the multi-class hinge. SGD believes in a line; "
+    "the loss-preserving linearisation keeps the pieces of the loss, and steps closer to the minimum w*. Drawn from "
+    "the library's own linearisation and solver, η = 2.2.",
+    "errors": "Training and validation error at the chosen setting of each method (the paper's Figure 2). Mean over "
+    "the seeds; the band goes from the least to the greatest.",
+    "convergence": "Training loss by epoch. DFW minimises a hinge and most others the cross-entropy: each loss has its "
+    "own panel, and only the training error below compares all.",
+    "step-size": "The step-size that was taken, the mean of each epoch: γη of DFW follows from the data, SGD's "
+    "staircase was designed by hand (the paper's Figure 3).",
+    "sensitivity": "Training and validation after the last epoch against η, at the best of the other settings (the "
+    "paper's Figure 4). Errors above three times the best are cut.",
+    "averaging": "Validation with an exponential average of the weights against that of the last weights, at the best "
+    "decay for each η; below, DFW with each decay.",
+    "regression": "Mean absolute error by epoch at the chosen setting of each method. Errors above three times the "
+    "best are cut.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which figures, from which results, to where."""
+    parser.add_argument("name", nargs="?", default="all", help="a figure's name, or all (default)")
+    parser.add_argument("--list", action="store_true", help="print the names of the figures that can be drawn")
+    parser.add_argument("--results", type=Path, default=Path("experiments/results/small"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("out/figures"), help="default: %(default)s")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write PNG files."""
+    possible = drawings(read(args.results))
+    if args.list:
+        print("\n".join(possible))
+        return
+    if args.name != "all" and args.name not in possible:
+        raise SystemExit(f"no figure named {args.name!r} from {args.results}; there are {', '.join(possible)}, all")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in possible if args.name == "all" else [args.name]:
+        file = args.out / f"{name}.png"
+        file.write_bytes(png(possible[name].draw()))
+        print(file)

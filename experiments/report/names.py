@@ -1,0 +1,89 @@
+"""How optimizers, losses, studies and settings are called in tables and figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from experiments.report.results import Method, Run, Setting
+from experiments.report.selection import Candidate
+
+OPTIMIZERS = {
+    "dfw": "DFW",
+    "multistep": "Multi-step FW",
+    "sgd": "SGD",
+    "adam": "Adam",
+    "amsgrad": "AMSGrad",
+    "adagrad": "Adagrad",
+    "bpgrad": "BPGrad",
+    "alig": "ALI-G",
+    "momo": "MoMo",
+    "prodigy": "Prodigy",
+    "schedulefree": "Schedule-Free",
+    "sgd*": "SGD*",
+}
+LOSSES = {"smooth-hinge": "smoothed hinge", "hinge": "hinge", "ce": "cross-entropy", "l1": "ℓ1"}
+STUDIES = {
+    "cifar10": "CIFAR-10",
+    "cifar10-augmented": "CIFAR-10 with augmentation",
+    "cifar100": "CIFAR-100",
+    "cifar100-augmented": "CIFAR-100 with augmentation",
+    "snli": "SNLI",
+    "california": "California housing",
+    "bike": "Bike sharing",
+    "sensitivity": "Sensitivity to η",
+    "averaging": "Averaged weights",
+}
+FIELDS = {"lr": "η", "weight_decay": "l₂", "batch": "batch", "momentum": "momentum", "schedule": "schedule"}
+
+
+def optimizer(method: Method) -> str:
+    """``DFW``, ``SGD, schedule``, ``SGD, constant``: SGD always says which of the two it is."""
+    name = OPTIMIZERS.get(method.optimizer, method.optimizer)
+    if method.scheduled:
+        return f"{name}, schedule"
+    return f"{name}, constant" if method.optimizer == "sgd" else name
+
+
+def method(method: Method, averaged: bool = False) -> str:
+    """``DFW + average, hinge``: the optimizer, with its loss where that is not the usual one."""
+    usual = ("smooth-hinge", "l1") if method.optimizer in ("dfw", "multistep") else ("ce", "l1")
+    return (
+        optimizer(method)
+        + (" + average" if averaged else "")
+        + (f", {loss(method)}" if method.loss not in usual else "")
+    )
+
+
+def loss(method: Method) -> str:
+    """``cross-entropy``."""
+    return LOSSES.get(method.loss, method.loss)
+
+
+def study(name: str) -> str:
+    """The title of a study."""
+    return STUDIES.get(name, name)
+
+
+def task(run: Run) -> str:
+    """``wrn-10-1, 10,000 training samples``."""
+    images = run.config.get("images")
+    return f"{run.config['model']}, {f'{images:,}' if images else 'all'} training samples"
+
+
+def epochs(runs: Iterable[Run]) -> str:
+    """``28 runs of 5 epochs, 20 runs of 20 epochs``."""
+    counts = Counter(run.epochs for run in runs)
+    return ", ".join(f"{counts[length]} runs of {length} epochs" for length in sorted(counts))
+
+
+def setting(candidate: Candidate, group: Iterable[Candidate]) -> str:
+    """``η = 0.1, l₂ = 0.0001, decay = 0.995``: η, and what else differs in the ``group`` it was chosen from."""
+    settings = [dict(other.setting) for other in group]
+    mine: Setting = tuple(sorted(candidate.setting, key=lambda entry: entry[0] != "lr"))
+    said = [
+        f"{FIELDS.get(name, name)} = {value:g}" if isinstance(value, float) else f"{FIELDS.get(name, name)} = {value}"
+        for name, value in mine
+        if name == "lr" or (value not in ("", None) and any(other.get(name) != value for other in settings))
+    ]
+    return ", ".join([*said, *([f"decay = {candidate.decay}"] if candidate.decay else [])])

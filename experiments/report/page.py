@@ -1,0 +1,200 @@
+"""Write one self-contained HTML page with all tables and figures, from the results of the sweeps.
+
+python -m experiments report                              # out/report.html
+python -m experiments report --markdown cifar10           # a study's table for the docs, on the terminal
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from experiments import published
+from experiments.report import names, paper_tables, study_tables
+from experiments.report.gallery import Drawing, drawings
+from experiments.report.paper_tables import Scales
+from experiments.report.results import Results, read
+from experiments.report.style import png
+from experiments.report.table import Bold, Table
+
+EXPECTED = ("cifar10", "cifar10-augmented", "cifar100", "snli", "california", "bike", "sensitivity", "averaging")
+TITLE = "Deep Frank-Wolfe: published and obtained"
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure, as the page holds it; half of its pixels, since screens are finer than they say."""
+
+    name: str
+    caption: str
+    data: str
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, drawing: Drawing) -> Picture:
+        """Draw it."""
+        raw = png(drawing.draw())
+        width, height = (int.from_bytes(raw[at : at + 4], "big") for at in (16, 20))  # of PNG's first chunk
+        data = base64.b64encode(raw).decode()
+        return cls(drawing.name, drawing.caption, data, width // 2, height // 2)
+
+
+@dataclass
+class Section:
+    """A part of the page."""
+
+    id: str
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    folded: list[Table] = field(default_factory=list)
+
+
+def render(scales: Scales, command: str) -> str:
+    """The page."""
+    sections = [
+        Section("idea", "The idea", pictures=[Picture.of(drawings({})["figure-1"])]),
+        Section(
+            "tables",
+            "The paper's tables",
+            [paper_tables.SCALE, f"{study_tables.SEEDS} SGD* is what the paper quotes from others."],
+            [paper_tables.cifar(1, scales), paper_tables.cifar(2, scales), paper_tables.snli(scales)],
+        ),
+    ]
+    for scale, results in scales.items():
+        sections += _scale(scale, results)
+    sections += [
+        Section(
+            "appendix",
+            "The appendix: cross-validation",
+            ["Each setting that the paper or we tried; in bold the best of each column.", paper_tables.SCALE],
+            folded=[paper_tables.appendix(grid, scales) for grid in published.APPENDIX],
+        ),
+        Section("provenance", "Where this comes from", tables=provenance(scales, command)),
+    ]
+    missing = [names.study(name) for name in EXPECTED if name not in scales["small"]]
+    said = [f"Not run yet, and so not on this page: {', '.join(missing)}."] if missing else []
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
+    environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    return environment.get_template("page.html").render(title=TITLE, sections=sections, missing=said)
+
+
+def _scale(scale: str, results: Results) -> list[Section]:
+    """The paper's claims and the studies at one scale."""
+    prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
+    claims = study_tables.claims(results)
+    sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
+    drawn = [drawing for drawing in drawings(results).values() if drawing.study]
+    for name in sorted(results, key=_place):
+        runs = results[name]
+        tasks = dict.fromkeys(names.task(run) for run in runs)
+        sections.append(
+            Section(
+                prefix + name,
+                names.study(name) + tail,
+                [f"{'; '.join(tasks)}. {names.epochs(runs)}."],
+                [study_tables.study(name, runs)],
+                [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
+                [study_tables.every_setting(name, runs)],
+            )
+        )
+    return sections
+
+
+def _place(study: str) -> tuple[int, str]:
+    """The order of the studies on the page."""
+    known = list(names.STUDIES)
+    return (known.index(study) if study in known else len(known)), study
+
+
+def provenance(scales: Scales, command: str) -> list[Table]:
+    """What made the page, and what the runs say of themselves."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "matplotlib", "numpy"))
+    made = Table("This page", ["", ""])
+    made.rows = [
+        ["command", command],
+        ["made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"],
+        ["commit", _commit()],
+        ["machine", f"{os.cpu_count()} cores, {_processor()}"],
+        ["versions", f"Python {platform.python_version()}, {packages}"],
+    ]
+    shown = [made]
+    for scale, results in scales.items():
+        runs = [run for study in results.values() for run in study]
+        table = Table(f"The runs, {scale} scale", ["", ""])
+        hours = sum(epoch.seconds for run in runs for epoch in run.curve) / 3600
+        table.rows = [["runs", f"{len(runs)}, {hours:.1f} hours of training in all"]]
+        table.rows += [[names.study(name), f"{len(results[name])} runs"] for name in sorted(results, key=_place)]
+        for key in dict.fromkeys(key for run in runs for key in run.provenance):
+            table.rows.append([key, _distinct(run.provenance.get(key) for run in runs)])
+        shown.append(table)
+    return shown
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    """All values if they are few, else the first and the last."""
+    texts = sorted({"unknown" if value is None else str(value)[:40] for value in values})
+    return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]} … {texts[-1]} ({len(texts)} different)"
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: not a git checkout"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which results, and what to make of them."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("experiments/results"),
+        help="holds small/ and paper/; default: %(default)s",
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/report.html"), help="default: %(default)s")
+    parser.add_argument("--markdown", metavar="STUDY", help="print this study's table instead")
+    parser.add_argument("--scale", choices=["small", "paper"], default="small", help="of --markdown; default: small")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the page, or print a table."""
+    found: dict[str, Results] = {scale: read(args.results / scale) for scale in ("small", "paper")}
+    if args.markdown:
+        studies = found[args.scale]
+        if args.markdown not in studies:
+            there = ", ".join(studies) or "none"
+            raise SystemExit(f"no study named {args.markdown!r} in {args.results / args.scale}; there are: {there}")
+        table = study_tables.study(args.markdown, studies[args.markdown])
+        print(f"{table.markdown()}\n\n{table.note}")
+        return
+    scales = {scale: results for scale, results in found.items() if results or scale == "small"}
+    changed = [] if args.results == Path("experiments/results") else ["--results", str(args.results)]
+    page = render(scales, shlex.join(["python", "-m", "experiments", "report", *changed]))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(page, encoding="utf-8")
+    print(args.out)

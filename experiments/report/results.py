@@ -1,0 +1,146 @@
+"""Finished runs, as the sweeps wrote them: JSON lines, one a run, read into small typed records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REGRESSION = ("california", "bike")  # their value is the mean absolute error; elsewhere it is the accuracy in %
+TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared within one task only
+NOT_A_CHOICE = ("epochs", "seed", "device", "averages", "data", "test", "optimizer", "loss", *TASK)
+
+Setting = tuple[tuple[str, Any], ...]
+
+
+class Method(NamedTuple):
+    """What a row of a table compares. With and without a schedule are two methods: that is the paper's point."""
+
+    optimizer: str
+    loss: str
+    scheduled: bool
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known after an epoch; ``train`` is what ``val`` measures, on the training samples. Overflow is nan."""
+
+    epoch: int
+    train_loss: float
+    train: float
+    step_size: float
+    val: float
+    val_averaged: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run. ``test`` is None where validation did not choose its setting."""
+
+    study: str
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    curve: tuple[Epoch, ...]
+    test: float | None
+    test_averaged: Mapping[str, float]
+
+    @property
+    def method(self) -> Method:
+        """Optimizer, loss, and whether a schedule by hand is used."""
+        return Method(self.config["optimizer"], self.config["loss"], bool(self.config.get("schedule")))
+
+    @property
+    def task(self) -> Setting:
+        """What is learned from what, by which network."""
+        return tuple((name, self.config.get(name)) for name in TASK)
+
+    @property
+    def epochs(self) -> int:
+        """The budget: runs of different length are not compared either."""
+        return int(self.config["epochs"])
+
+    @property
+    def setting(self) -> Setting:
+        """What cross-validation chooses: η and all that the task and the method leave open."""
+        return tuple(sorted((k, _hashable(v)) for k, v in self.config.items() if k not in NOT_A_CHOICE))
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether lower values are better."""
+        return self.config["dataset"] in REGRESSION
+
+    @property
+    def last(self) -> Epoch:
+        """The end of training."""
+        return self.curve[-1]
+
+
+Results = dict[str, list[Run]]
+
+
+def read(folder: Path) -> Results:
+    """The runs of all ``folder/*.jsonl`` by study; a folder that is not there has none.
+
+    Of two lines with the same study and config the later counts.
+    """
+    runs: dict[tuple[str, str], Run] = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if line.strip():
+                try:
+                    run = parse(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+                    raise ValueError(
+                        f"{file}, line {number}: not a finished run: {what}. Expected what a sweep writes: a JSON "
+                        "object with study, config, provenance, curve, test. Remove the line, and run the sweep again"
+                    ) from error
+                runs[run.study, json.dumps(run.config, sort_keys=True)] = run
+    studies: Results = {}
+    for run in runs.values():
+        studies.setdefault(run.study, []).append(run)
+    return studies
+
+
+def parse(line: Mapping[str, Any]) -> Run:
+    """One line of a file of results."""
+    config, curve = line["config"], tuple(_epoch(point) for point in line["curve"])
+    for name in ("dataset", "model", "optimizer", "loss", "lr", "epochs", "seed"):
+        if name not in config:
+            raise KeyError(f"config.{name}")
+    if not curve:
+        raise ValueError("its curve is empty")
+    return Run(
+        study=line["study"],
+        config=config,
+        provenance=line["provenance"],
+        curve=curve,
+        test=None if line["test"] is None else float(line["test"]),
+        test_averaged={k: float(v) for k, v in (line.get("test_averaged") or {}).items()},
+    )
+
+
+def _epoch(point: Mapping[str, Any]) -> Epoch:
+    averaged = point.get("val_averaged") or {}
+    return Epoch(
+        epoch=int(point["epoch"]),
+        train_loss=_number(point["train_loss"]),
+        train=_number(point.get("train_accuracy", point.get("train_mae"))),
+        step_size=_number(point["step_size"]),
+        val=_number(point["val"]),
+        val_averaged={k: _number(v) for k, v in averaged.items()},
+        seconds=float(point["seconds"]),
+    )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no nan, so some writers put null."""
+    return math.nan if value is None else float(value)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,121 @@
+"""The tables of our own studies: what was chosen, all that was tried, and the paper's claims in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.report import names
+from experiments.report.results import Method, Results, Run
+from experiments.report.selection import Candidate, best, candidates, choose, grid, preferred
+from experiments.report.table import Table, embolden
+
+OF_THE_PAPER = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli")
+ADAPTIVE = ("adagrad", "adam", "amsgrad", "bpgrad")
+AVERAGED = "Averaged weights"
+SEEDS = "Mean ± sample standard deviation over the seeds."
+
+
+def study(name: str, runs: Sequence[Run]) -> Table:
+    """The chosen setting of each method, and below it that of each method's averaged weights."""
+    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    table = Table(
+        names.study(name),
+        ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"],
+    )
+    tasks = dict.fromkeys(run.task for run in runs)
+    lengths, others = set(), []
+    for task in tasks:
+        mine = [run for run in runs if run.task == task]
+        if len(tasks) > 1:
+            table.rows.append([names.task(mine[0])])
+        for averaged in (False, True):
+            chosen, pool = choose(mine, averaged), candidates(mine, averaged)
+            if averaged and chosen:
+                table.rows.append([AVERAGED])
+            table.rows += _study_rows(chosen, pool)
+            lengths |= {(grid(mine)[0].epochs, c.runs[0].epochs) for c in chosen}
+            others += [
+                f"{names.method(c.method, averaged)}: {names.setting(other, pool)} ({other.val})"
+                for c in chosen
+                if (other := preferred(c, mine))
+            ]
+    short = [f" of runs of {first} epochs, and run again for {last}" for first, last in sorted(lengths) if first < last]
+    table.note = f"Settings were chosen by the validation value after the last epoch{';'.join(short)}. {SEEDS}"
+    if others:
+        table.note += f" The grid alone would have preferred {'; '.join(others)}."
+    return table
+
+
+def _study_rows(chosen: list[Candidate], pool: list[Candidate]) -> list[list[str]]:
+    rows = [
+        [
+            names.optimizer(c.method) + (" + average" if c.decay else ""),
+            names.loss(c.method),
+            names.setting(c, [other for other in pool if other.method == c.method]),
+            *(str(x) for x in (c.val, c.test)),
+            str(len(c.runs)),
+        ]
+        for c in chosen
+    ]
+    for column in (3, 4):
+        embolden(rows, column, lower=any(c.runs[0].is_regression for c in chosen))
+    return rows
+
+
+def every_setting(name: str, runs: Sequence[Run]) -> Table:
+    """All that was tried in a study."""
+    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    table = Table(
+        f"{names.study(name)}: every setting",
+        ["optimizer", "loss", "setting", "epochs", f"validation ({value})", "averaged", "seeds"],
+        note="Averaged: validation of the averaged weights, at the best of its decays.",
+    )
+    pool = candidates(runs)
+    averages = candidates(runs, averaged=True)
+    for c in pool:
+        mine = [a for a in averages if {id(run) for run in a.runs} <= {id(run) for run in c.runs}]
+        average = best(mine) if mine else None
+        table.rows.append(
+            [
+                names.optimizer(c.method),
+                names.loss(c.method),
+                names.setting(c, [other for other in pool if other.method == c.method]),
+                str(c.runs[0].epochs),
+                str(c.val),
+                "—" if average is None else f"{average.val} ({average.decay})",
+                str(len(c.runs)),
+            ]
+        )
+    return table
+
+
+def claims(results: Results) -> Table:
+    """What the paper claims of DFW, as differences in test accuracy."""
+    table = Table(
+        "The paper's claims",
+        ["study", "DFW", "best adaptive", "DFW − adaptive", "SGD, schedule", "DFW − SGD", "DFW + average"],
+        note="Test accuracy, %. The best adaptive method is that of Adagrad, Adam, AMSGrad and BPGrad with the best "
+        "validation value. The paper claims that the first difference is positive and that the second is near zero.",
+    )
+    for name in (name for name in OF_THE_PAPER if name in results):
+        found = {averaged: choose(results[name], averaged) for averaged in (False, True)}
+        loss = "hinge" if name == "snli" else "smooth-hinge"
+        dfw, average = (
+            next((c for c in chosen if c.method == Method("dfw", loss, False)), None) for chosen in found.values()
+        )
+        adaptive = [c for c in found[False] if c.method.optimizer in ADAPTIVE]
+        sgd = [c for c in found[False] if c.method.optimizer == "sgd" and c.method.scheduled]
+        if dfw is not None and dfw.test.count:
+            cells = [cell for rivals in (adaptive, sgd) for cell in _against(dfw, rivals)]
+            table.rows.append([names.study(name), str(dfw.test), *cells, str(average.test) if average else "—"])
+    return table
+
+
+def _against(dfw: Candidate, rivals: list[Candidate]) -> list[str]:
+    """The rival that validation prefers, and the difference to it."""
+    rival = best(rivals) if rivals else None
+    if rival is None or not rival.test.count:
+        return ["—", "—"]
+    name = names.method(rival.method).removeprefix("SGD, schedule").removeprefix(", ")
+    difference = f"{dfw.test.mean - rival.test.mean:+.1f}".replace("-", "−")
+    return [f"{rival.test}{f' ({name})' if name else ''}", difference]
