@@ -40,6 +40,15 @@ def work(study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int 
     return [{"study": study.name, **result} for result in (*first, *second)]
 
 
+def finished(study: Study, storage: str) -> list[dict[str, Any]]:
+    """The results of the runs that are done so far."""
+    optuna = load("optuna", extra="experiments")
+    names = [name for name in optuna.get_all_study_names(storage) if name.startswith(f"{study.name}: ")]
+    queues = [optuna.load_study(study_name=name, storage=storage) for name in sorted(names, reverse=True)]  # grid first
+    trials = [trial for queue in queues for trial in queue.get_trials(states=(optuna.trial.TrialState.COMPLETE,))]
+    return [{"study": study.name, **trial.user_attrs["result"]} for trial in trials]
+
+
 def _finish(
     name: str, runs: Sequence[Config], storage: str, out: Path, heartbeat: int, grace: int
 ) -> list[dict[str, Any]]:
@@ -133,6 +142,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
     parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
     parser.add_argument(
+        "--so-far", action="store_true", help="run nothing: write the results of the runs that are done"
+    )
+    parser.add_argument(
         "--results", type=Path, default=Path("experiments/results"), help="where SCALE/STUDY.jsonl goes"
     )
 
@@ -142,11 +154,14 @@ def main(args: argparse.Namespace) -> None:
     out = args.out / args.scale
     out.mkdir(parents=True, exist_ok=True)
     storage = args.storage or f"sqlite:///{out / 'optuna.db'}"
-    words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1"]
-    others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
-    results = work(study, storage, out)
-    for other in others:
-        other.wait()
+    if args.so_far:
+        results = finished(study, storage)
+    else:
+        words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1"]
+        others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
+        results = work(study, storage, out)
+        for other in others:
+            other.wait()
     file = args.results / args.scale / f"{study.name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     train.write(file, "".join(json.dumps(result) + "\n" for result in results))

@@ -111,7 +111,7 @@ def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):
 def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
     monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder))
-    options = {"scale": "small", "data": str(data), "out": tmp_path, "storage": None, "workers": 1}
+    options = {"scale": "small", "data": str(data), "out": tmp_path, "storage": None, "workers": 1, "so_far": False}
     args = type("Args", (), {"study": "tiny", "results": tmp_path / "results", **options})
     sweep.main(args)
     found = results(tmp_path / "results" / "small" / "tiny.jsonl")
@@ -125,6 +125,9 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_
         assert [(c["lr"], c["seed"], c["epochs"]) for c in of_it] == [(best, 1, 3), (best, 2, 3)]
     before = (tmp_path / "results" / "small" / "tiny.jsonl").read_text()
     sweep.main(args)  # all is done: nothing runs, the same results
+    assert (tmp_path / "results" / "small" / "tiny.jsonl").read_text() == before
+    args.so_far = True
+    sweep.main(args)
     assert (tmp_path / "results" / "small" / "tiny.jsonl").read_text() == before
 
 
