@@ -6,6 +6,7 @@ and the test set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -31,16 +32,21 @@ class Study:
     seeds: tuple[int, ...] = (1, 2)
     by: str = ""
 
-    def chosen(self, last: dict[Config, Line]) -> tuple[Config, ...]:
-        """The runs that validation chose, of the last line of each run of the grid."""
-        value = {run: line["val_averaged"][self.by] if self.by else line["val"] for run, line in last.items()}
+    def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
+        """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
+        better = min if self.grid[0].dataset in TABLES else max
+        value = {run: better(self._values(curve)) for run, curve in curves.items()}
         best: dict[tuple[str, ...], Config] = {}
         for run in self.grid:
-            better = min if run.dataset in TABLES else max
             method = (run.optimizer, run.loss, run.schedule)
             best[method] = better((best.get(method, run), run), key=value.__getitem__)
         runs = product(best.values(), self.seeds)
         return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for run, seed in runs)
+
+    def _values(self, curve: list[Line]) -> list[float]:
+        worst = math.inf if self.grid[0].dataset in TABLES else -math.inf
+        values = [line["val_averaged"][self.by] if self.by else line["val"] for line in curve]
+        return [worst if math.isnan(value) else value for value in values]
 
 
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:

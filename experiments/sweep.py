@@ -35,8 +35,8 @@ def work(study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int 
     its trial goes back into the queue.
     """
     first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace)
-    last = {from_dict(result["config"]): result["curve"][-1] for result in first}
-    second = _finish(f"{study.name}: chosen", study.chosen(last), storage, out, heartbeat, grace)
+    curves = {from_dict(result["config"]): result["curve"] for result in first}
+    second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, heartbeat, grace)
     return [{"study": study.name, **result} for result in (*first, *second)]
 
 

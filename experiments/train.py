@@ -7,11 +7,14 @@ torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,7 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
         parts["schedule"] = Schedule(config, optimizer)
     averages = {str(decay): exponential(model, decay) for decay in config.averages}
     parts |= {f"average {decay}": average for decay, average in averages.items()}
+    best = parts["best"] = Best(min if task.measure == "mae" else max)
 
     if rank == 0:
         _claim(config, out)
@@ -65,19 +69,25 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
         line = {"epoch": epoch + 1} | _epoch(
             config, task, network, criterion, optimizer, averages, epoch, (rank, world)
         )
-        line["val"] = evaluate(config, task, model, task.val, optimizer)
+        with judged(config, task, model, optimizer):
+            line["val"] = best.look("", model, evaluate(config, task, model, task.val))
         if averages:
-            line["val_averaged"] = {k: evaluate(config, task, mean, task.val) for k, mean in averages.items()}
-        if config.schedule:
-            parts["schedule"].step(line["val"])
+            means = averages.items()
+            line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
         if (
             averages and epoch + 1 == config.epochs
         ):  # is averaging batch norm's buffers as good as estimating them anew?
-            means = averages.items()
-            line["val_averaged_fresh"] = {k: evaluate(config, task, mean, task.val, fresh=True) for k, mean in means}
-        if config.test and epoch + 1 == config.epochs:  # the test set is read once
-            line["test"] = evaluate(config, task, model, task.test, optimizer)
-            line["test_averaged"] = {k: evaluate(config, task, mean, task.test) for k, mean in averages.items()}
+            line["val_averaged_fresh"] = {}
+            for k, mean in averages.items():
+                with fresh_statistics(mean, _some_inputs(config, task)):
+                    line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
+        if config.schedule:
+            parts["schedule"].step(line["val"])
+        if (
+            config.test and epoch + 1 == config.epochs
+        ):  # the test set is read once, with the weights validation preferred
+            tests = {k: evaluate(config, task, best.load(k, copy.deepcopy(model)), task.test) for k in ("", *averages)}
+            line["test"], line["test_averaged"] = tests.pop(""), tests
         line["seconds"] = time.perf_counter() - began
         lines.append(line)
         if rank == 0:
@@ -146,33 +156,60 @@ def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
 
 
 @torch.no_grad()
-def evaluate(
-    config: Config,
-    task: Task,
-    model: nn.Module,
-    split: Any,
-    optimizer: torch.optim.Optimizer | None = None,
-    fresh: bool = False,
-) -> float:
-    """The mean score over a split; ``fresh``: with batch-norm statistics estimated anew.
-
-    Schedule-free has weights of its own to evaluate, which batch norm has not seen: its statistics are always fresh.
-    """
-    own_weights = optimizer is not None and hasattr(optimizer, "eval")
-    if own_weights:
-        optimizer.eval()
-    some = torch.arange(len(task.train)).split(config.batch)[:RE_ESTIMATION]
-    batches = (tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0]) for batch in some)
+def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
+    """The mean score over a split."""
     model.eval()
-    with fresh_statistics(model, batches) if fresh or own_weights else nullcontext():
-        total = torch.zeros((), device=config.device, dtype=torch.float64)
-        for batch in torch.arange(len(split)).split(500):
-            inputs, y = task.take(split, batch, None)
-            output = model(*(x.to(config.device) for x in inputs))
-            total += task.score(output, y.to(config.device)).double().sum()
-    if own_weights:
-        optimizer.train()
+    total = torch.zeros((), device=config.device, dtype=torch.float64)
+    for batch in torch.arange(len(split)).split(500):
+        inputs, y = task.take(split, batch, None)
+        output = model(*(x.to(config.device) for x in inputs))
+        total += task.score(output, y.to(config.device)).double().sum()
     return float(total) / len(split)
+
+
+@contextmanager
+def judged(config: Config, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen."""
+    if not hasattr(optimizer, "eval"):
+        yield
+        return
+    optimizer.eval()
+    with fresh_statistics(model, _some_inputs(config, task)):
+        yield
+    optimizer.train()
+
+
+def _some_inputs(config: Config, task: Task) -> Iterator[tuple[Tensor, ...]]:
+    for batch in torch.arange(len(task.train)).split(config.batch)[:RE_ESTIMATION]:
+        yield tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0])
+
+
+class Best:
+    """The weights of the best epoch by validation, of the model ("") and of each average, as the paper keeps them."""
+
+    def __init__(self, better: Callable[[float, float], float]) -> None:
+        self.better = better
+        self.values: dict[str, float] = {}
+        self.weights: dict[str, dict[str, Tensor]] = {}
+
+    def look(self, name: str, model: nn.Module, value: float) -> float:
+        """Keep the model if it is better than any before; nan never is."""
+        if not math.isnan(value) and self.better(value, self.values.get(name, value)) == value:
+            self.values[name] = value
+            self.weights[name] = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        return value
+
+    def load(self, name: str, model: nn.Module) -> nn.Module:
+        """``model`` with the best weights; as it is where no epoch gave a number."""
+        if name in self.weights:
+            model.load_state_dict(self.weights[name])
+        return model
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.weights = state["values"], state["weights"]
 
 
 # The run's folder: config.json, log.jsonl, last.pt and the checkpoint before it.

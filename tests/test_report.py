@@ -237,7 +237,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "| *Averaged weights* |  |  |  |  |  |",
         "| DFW + average | smoothed hinge | η = 0.1, decay = 0.99 | 64.5 ± 0.7 | 63.0 ± 0.0 | 2 |",
         "",
-        "Settings were chosen by the validation value after the last epoch. Mean ± sample standard deviation over the "
+        "Settings were chosen by the validation value of the best epoch. Mean ± sample standard deviation over the "
         "seeds.",
     ]
     with pytest.raises(SystemExit, match=r"no study named 'cifar'.*there are: cifar10"):

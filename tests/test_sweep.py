@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -120,7 +121,9 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_
     assert all(result["test"] > 0 for result in chosen)
     for name in ("dfw", "adam"):
         tried = [r for r in grid if r["config"]["optimizer"] == name]
-        best = min(tried, key=lambda r: r["curve"][-1]["val"])["config"]["lr"]  # an error: smaller is better
+        best = min(tried, key=lambda r: min(line["val"] for line in r["curve"]))["config"][
+            "lr"
+        ]  # an error: smaller is better
         of_it = [r["config"] for r in chosen if r["config"]["optimizer"] == name]
         assert [(c["lr"], c["seed"], c["epochs"]) for c in of_it] == [(best, 1, 3), (best, 2, 3)]
     before = (tmp_path / "results" / "small" / "tiny.jsonl").read_text()
@@ -133,10 +136,11 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_
 
 def test_an_average_can_choose():
     runs = tuple(Config(loss="hinge", lr=lr, averages=(0.9,)) for lr in (0.1, 1.0))
+    nan = {"val": math.nan, "val_averaged": {"0.9": math.nan}}
     lines = [{"val": 60.0, "val_averaged": {"0.9": 61.0}}, {"val": 50.0, "val_averaged": {"0.9": 70.0}}]
-    last = dict(zip(runs, lines, strict=True))
-    assert {run.lr for run in Study("s", runs, 1).chosen(last)} == {0.1}
-    assert {run.lr for run in Study("s", runs, 1, by="0.9").chosen(last)} == {1.0}
+    curves = {run: [line, nan] for run, line in zip(runs, lines, strict=True)}  # the best epoch counts, not the last
+    assert {run.lr for run in Study("s", runs, 1).chosen(curves)} == {0.1}
+    assert {run.lr for run in Study("s", runs, 1, by="0.9").chosen(curves)} == {1.0}
 
 
 @pytest.mark.parametrize(("scale", "name"), [(scale, name) for scale, made in SCALES.items() for name in made])

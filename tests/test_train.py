@@ -20,7 +20,7 @@ from experiments import cifar
 from experiments.averaging import exponential, fresh_statistics
 from experiments.config import Config
 from experiments.optimizers import OPTIMIZERS, Schedule
-from experiments.train import run
+from experiments.train import Best, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -163,6 +163,17 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(data, tmp_pa
     said = capsys.readouterr().out
     assert "last.pt is not a checkpoint, or is damaged" in said
     assert said.count('"epoch"') == 1  # only the third was run again
+
+
+def test_the_test_set_is_judged_by_the_weights_that_validation_preferred():
+    best, model = Best(max), torch.nn.Linear(1, 1, bias=False)
+    for weight, value in ((1.0, 50.0), (2.0, 70.0), (3.0, 60.0), (4.0, math.nan)):
+        model.weight.data.fill_(weight)
+        assert best.look("", model, value) == value or math.isnan(value)
+    again = Best(max)
+    again.load_state_dict(best.state_dict())
+    assert again.load("", model).weight.item() == 2.0
+    assert again.load("never seen", model) is model
 
 
 def test_names_and_folders_are_checked(data, tmp_path):

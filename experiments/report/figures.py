@@ -124,7 +124,7 @@ def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], f
 
 @STYLE
 def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
-    """Validation and training accuracy after the last epoch against η (the paper's Figure 4)."""
+    """Validation accuracy of the best epoch, and training accuracy of the last, against η (the paper's Figure 4)."""
     figure, (val, train) = panels(2)
     for name, line in along_eta(runs).items():
         if len(line) > 1:

@@ -106,7 +106,7 @@ def appendix(paper: published.Grid, scales: Scales) -> Table:
         title + (", with augmentation" if paper.augment else ""),
         [*(names.FIELDS[name] for name in paper.fields), *_header(heads, scales)],
         lines,
-        f"Validation accuracy, %: the paper's best during training, ours after the last epoch. {_note(models)}",
+        f"Validation accuracy, %: the best during training, as in the paper. {_note(models)}",
     )
 
 

@@ -73,6 +73,12 @@ class Run:
         """Whether lower values are better."""
         return self.config["dataset"] in REGRESSION
 
+    def best(self, decay: str | None = None) -> float:
+        """Validation of the best epoch, of the weights or of an average; nan where every epoch diverged."""
+        values = [epoch.val if decay is None else epoch.val_averaged[decay] for epoch in self.curve]
+        finite = [value for value in values if math.isfinite(value)]
+        return (min if self.is_regression else max)(finite, default=math.nan)
+
     @property
     def last(self) -> Epoch:
         """The end of training."""

@@ -2,9 +2,9 @@
 
 A sweep tries a grid of settings, often in short runs, and then runs what validation chose to the end, with new seeds
 and the test set. So only the longest runs of a task are compared here. Where these have several settings of a method
-(optimizer, loss, scheduled or not), the one with the best validation value after the last epoch counts, on the seeds
-that all of them have run. Averaged weights make their own choice, of the setting and the decay, by their own validation
-value. The test number is that of the chosen setting; it decides nothing.
+(optimizer, loss, scheduled or not), the one with the best validation value counts, on the seeds that all of them have
+run; the value of a run is that of its best epoch, as in the paper. Averaged weights make their own choice, of the
+setting and the decay, by their own validation value. The test number is that of the chosen setting; it decides nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Candidate:
 
     @property
     def val(self) -> Spread:
-        """Validation after the last epoch, over all seeds."""
+        """Validation of the best epoch, over all seeds."""
         return self._spread([self._value(run) for run in self.runs])
 
     @property
@@ -95,7 +95,7 @@ class Candidate:
         return Spread.of(values, digits)
 
     def _value(self, run: Run) -> float:
-        return run.last.val if self.decay is None else run.last.val_averaged[self.decay]
+        return run.best(self.decay)
 
 
 def candidates(runs: Iterable[Run], averaged: bool = False) -> list[Candidate]:

@@ -40,7 +40,7 @@ def study(name: str, runs: Sequence[Run]) -> Table:
                 if (other := preferred(c, mine))
             ]
     short = [f" of runs of {first} epochs, and run again for {last}" for first, last in sorted(lengths) if first < last]
-    table.note = f"Settings were chosen by the validation value after the last epoch{';'.join(short)}. {SEEDS}"
+    table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
     if others:
         table.note += f" The grid alone would have preferred {'; '.join(others)}."
     return table
