@@ -34,19 +34,17 @@ class Study:
 
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
-        better = min if self.grid[0].dataset in TABLES else max
-        value = {run: better(self._values(curve)) for run, curve in curves.items()}
+        better, worst = (min, math.inf) if self.grid[0].dataset in TABLES else (max, -math.inf)
+        value: dict[Config, float] = {}
+        for run, curve in curves.items():
+            seen = [line["val_averaged"][self.by] if self.by else line["val"] for line in curve]
+            value[run] = better(seen) if all(map(math.isfinite, seen)) else worst  # what diverged is not chosen
         best: dict[tuple[str, ...], Config] = {}
         for run in self.grid:
             method = (run.optimizer, run.loss, run.schedule)
             best[method] = better((best.get(method, run), run), key=value.__getitem__)
         runs = product(best.values(), self.seeds)
         return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for run, seed in runs)
-
-    def _values(self, curve: list[Line]) -> list[float]:
-        worst = math.inf if self.grid[0].dataset in TABLES else -math.inf
-        values = [line["val_averaged"][self.by] if self.by else line["val"] for line in curve]
-        return [worst if math.isnan(value) else value for value in values]
 
 
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:

@@ -62,7 +62,7 @@ def worker(data, folder):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err
     return json.loads(out[out.index("RESULTS") + 7 :])
 
@@ -136,11 +136,13 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_
 
 def test_an_average_can_choose():
     runs = tuple(Config(loss="hinge", lr=lr, averages=(0.9,)) for lr in (0.1, 1.0))
-    nan = {"val": math.nan, "val_averaged": {"0.9": math.nan}}
+    end = {"val": 10.0, "val_averaged": {"0.9": 10.0}}
     lines = [{"val": 60.0, "val_averaged": {"0.9": 61.0}}, {"val": 50.0, "val_averaged": {"0.9": 70.0}}]
-    curves = {run: [line, nan] for run, line in zip(runs, lines, strict=True)}  # the best epoch counts, not the last
+    curves = {run: [line, end] for run, line in zip(runs, lines, strict=True)}  # the best epoch counts, not the last
     assert {run.lr for run in Study("s", runs, 1).chosen(curves)} == {0.1}
     assert {run.lr for run in Study("s", runs, 1, by="0.9").chosen(curves)} == {1.0}
+    curves[runs[0]][1] = end | {"val": math.nan}  # nothing that diverged
+    assert {run.lr for run in Study("s", runs, 1).chosen(curves)} == {1.0}
 
 
 @pytest.mark.parametrize(("scale", "name"), [(scale, name) for scale, made in SCALES.items() for name in made])

@@ -296,17 +296,17 @@ def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
         process.send_signal(signal.SIGKILL)
     before = len(curve(tmp_path / "killed"))
     assert before < 6
-    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
+    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
     assert whole[-1]["test"] == curve(tmp_path / "killed")[-1]["test"]
-    again = subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
+    again = subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     assert again.stdout == b""  # a finished run is not run again
 
 
 def test_it_runs_under_torchrun_unchanged(data, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*command(data, tmp_path / "ranks", *torchrun), "--epochs", "2"]
-    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
+    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     log = curve(tmp_path / "ranks")
     assert len(log) == 2
     assert log[1]["train_loss"] < log[0]["train_loss"]

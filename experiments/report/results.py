@@ -74,10 +74,11 @@ class Run:
         return self.config["dataset"] in REGRESSION
 
     def best(self, decay: str | None = None) -> float:
-        """Validation of the best epoch, of the weights or of an average; nan where every epoch diverged."""
+        """Validation of the best epoch, of the weights or of an average; nan for a run that diverged in the end."""
         values = [epoch.val if decay is None else epoch.val_averaged[decay] for epoch in self.curve]
-        finite = [value for value in values if math.isfinite(value)]
-        return (min if self.is_regression else max)(finite, default=math.nan)
+        if not math.isfinite(values[-1]):
+            return math.nan
+        return (min if self.is_regression else max)(value for value in values if math.isfinite(value))
 
     @property
     def last(self) -> Epoch:
