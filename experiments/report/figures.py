@@ -57,7 +57,7 @@ def errors(title: str, runs: Sequence[Run]) -> Figure:
     for c in chosen:
         curve(train, c, lambda epoch: 100 - epoch.train, label=label(c, chosen), **style(c))
         curve(val, c, lambda epoch: 100 - epoch.val, **style(c))
-    train.set(title=f"{title}: training error, %", ylim=(0, None))
+    train.set_title(f"{title}: training error, %")
     val.set_title("validation error, %")
     by_epoch(train, val)
     legend(figure, train)

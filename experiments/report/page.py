@@ -108,7 +108,7 @@ def _scale(scale: str, results: Results) -> list[Section]:
             Section(
                 prefix + name,
                 names.study(name) + tail,
-                [f"{'; '.join(tasks)}. {names.epochs(runs)}."],
+                [f"{'; '.join(tasks)}: {names.epochs(runs)}."],
                 [study_tables.study(name, runs)],
                 [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
                 [study_tables.every_setting(name, runs)],
