@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from experiments import published
-from experiments.report import gallery, page, paper_tables, selection, study_tables, style, table
+from experiments.report import gallery, names, page, paper_tables, selection, study_tables, style, table
 from experiments.report.approximation import approximation
 from experiments.report.results import Run, parse, read
 from experiments.report.selection import Spread, candidates, choose
@@ -36,7 +36,7 @@ def line(
     test_averaged: dict[str, float] | None = None,
     **config: Any,
 ) -> dict[str, Any]:
-    """A finished run as a sweep writes it: three epochs that get better and end at ``val``."""
+    """A finished run as a sweep writes it: three epochs that end at ``val``."""
     regression = study in ("california", "bike")
     loss = "l1" if regression else "smooth-hinge" if optimizer == "dfw" else "ce"
     full = {"dataset": study.removesuffix("-augmented"), "model": "wrn-10-1", "optimizer": optimizer, "loss": loss}
@@ -51,7 +51,7 @@ def line(
     }
     curve = [
         {"epoch": epoch, "train_loss": 1 / epoch, "step_size": lr / epoch, "seconds": 2.0}
-        | {"val": val * (3 / epoch if regression else epoch / 3)}
+        | {"val": val * 3 / epoch if regression else val * epoch / 3}
         | {"train_mae" if regression else "train_accuracy": 20.0 * epoch}
         | {"val_averaged": averaged or {}}
         for epoch in (1, 2, 3)
@@ -171,6 +171,22 @@ def test_what_a_short_grid_chose_is_judged_by_its_long_runs_alone():
     assert "would have preferred DFW + average: η = 1, decay = 0.9 (65.0)" in note
 
 
+def test_the_value_of_a_run_is_that_of_its_best_epoch():
+    peaks = line(lr=0.1, val=50.0, averaged={"0.9": 50.0})
+    peaks["curve"][1] |= {"val": 61.0, "val_averaged": {"0.9": 62.0}}
+    dips = line("bike", val=0.5)
+    dips["curve"][0]["val"] = 0.3
+    found = runs(peaks, line(lr=1.0, val=60.0, averaged={"0.9": 60.0}), dips)
+    assert [(c.eta, c.val.mean) for c in choose(found)] == [(0.1, 0.3), (0.1, 61.0)]
+    assert [(c.eta, c.val.mean) for c in choose(found, averaged=True)] == [(0.1, 62.0)]
+
+
+def test_a_row_speaks_of_the_seeds_whose_test_number_was_read():
+    found = runs(line(val=70.0), *(line(val=60.0 + seed, seed=seed, test=50.0) for seed in (1, 2)))
+    (row,) = study_tables.study("cifar10", found).rows
+    assert row[3:] == ["61.5 ± 0.7", "50.0 ± 0.0", "2"]
+
+
 def test_lower_is_better_in_regression_and_nothing_that_diverged_is_chosen():
     found = runs(line("bike", lr=0.1, val=0.5), line("bike", lr=1.0, val=0.4), line("bike", lr=10.0, val=math.nan))
     assert choose(found)[0].eta == 1.0
@@ -211,7 +227,7 @@ def test_averaged_weights_choose_their_own_setting_and_decay():
 # Tables.
 
 
-@pytest.mark.parametrize("module", [selection, table])
+@pytest.mark.parametrize("module", [names, selection, table])
 def test_the_examples_in_the_docstrings_hold(module):
     failed, tried = doctest.testmod(module)
     assert tried
@@ -247,7 +263,8 @@ def test_a_study_as_markdown(tmp_path, capsys):
 
 def test_published_and_obtained_stand_side_by_side():
     small = {"cifar10": runs(line(test=58.0), line(optimizer="momo", test=57.0), line(optimizer="sgd", test=59.0))}
-    large = {"cifar100": runs(line("cifar100", model="wrn-40-4", test=67.0))}
+    small["averaging"] = runs(line("averaging", dataset="cifar10", val=99.0, test=99.0))  # not one of the paper's rows
+    large = {"cifar100-wrn": runs(line("cifar100-wrn", dataset="cifar100", model="wrn-40-4", test=67.0))}
     shown = paper_tables.cifar(1, {"small": small, "paper": large})
     rows = {row[0]: row[1:] for row in shown.rows[:9]}
     assert rows["DFW"] == ["90.18", "58.0", "—", "67.83", "—", "67.0"]
@@ -344,7 +361,7 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(repo
     assert all(f'<figure id="{name}">' in text for name in drawn)
     assert all(f"Table {number}:" in text for number in range(1, 22))
     assert not re.search(r'(?:src|href)="(?!#|data:)|<link|<script|@import|url\(', text)
-    assert "Not run yet, and so not on this page: CIFAR-10 with augmentation, CIFAR-100, Bike sharing." in text
+    assert "Not run yet, and so not on this page: CIFAR-10, with augmentation; CIFAR-100; Bike sharing." in text
 
 
 def test_the_papers_scale_has_its_own_studies_on_the_page():
@@ -356,7 +373,7 @@ def test_the_papers_scale_has_its_own_studies_on_the_page():
 
 def test_without_results_the_page_says_what_is_missing_and_shows_the_published_numbers(tmp_path):
     text = page.render({"small": {}}, "python -m experiments report")
-    assert "Not run yet, and so not on this page: CIFAR-10, " in text
+    assert "Not run yet, and so not on this page: CIFAR-10; " in text
     assert "90.18" in text
     assert '<figure id="figure-1">' in text
 

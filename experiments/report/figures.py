@@ -57,7 +57,7 @@ def errors(title: str, runs: Sequence[Run]) -> Figure:
     for c in chosen:
         curve(train, c, lambda epoch: 100 - epoch.train, label=label(c, chosen), **style(c))
         curve(val, c, lambda epoch: 100 - epoch.val, **style(c))
-    train.set(title=f"{title}: training error, %", ylim=(0, None))
+    train.set_title(f"{title}: training error, %")
     val.set_title("validation error, %")
     by_epoch(train, val)
     legend(figure, train)
@@ -119,7 +119,8 @@ def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], f
     """A value against η; seeds are averaged, what diverged is left out."""
     y = np.array([value(c) for c in line], dtype=float)
     y[~np.isfinite(y)] = np.nan
-    ax.plot([c.eta for c in line], y, marker="o", ms=4, **look)
+    constant = any(c.method.optimizer == "sgd" and not c.method.scheduled for c in line)
+    ax.plot([c.eta for c in line], y, marker="^" if constant else "o", ms=4, **look)
 
 
 @STYLE
@@ -166,8 +167,10 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
         plot_eta(
             bottom, line, lambda c: c.val.mean, color=COLORS["dfw"], alpha=0.2 + 0.8 * k / len(decays), label=decay
         )
+    for ax in (top, bottom) if runs[0].is_regression else ():
+        cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
     what = f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs"
-    top.set(title=f"{what}\nsolid: averaged weights, dotted: last weights", xscale="log")
+    top.set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
     bottom.set(title="DFW, the decay of the average", xscale="log", xlabel="η (learning rate of the others)")
     bottom.legend(ncols=2)
     legend(figure, top)

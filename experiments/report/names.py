@@ -25,15 +25,14 @@ OPTIMIZERS = {
 LOSSES = {"smooth-hinge": "smoothed hinge", "hinge": "hinge", "ce": "cross-entropy", "l1": "ℓ1"}
 STUDIES = {
     "cifar10": "CIFAR-10",
-    "cifar10-augmented": "CIFAR-10 with augmentation",
     "cifar100": "CIFAR-100",
-    "cifar100-augmented": "CIFAR-100 with augmentation",
     "snli": "SNLI",
     "california": "California housing",
     "bike": "Bike sharing",
     "sensitivity": "Sensitivity to η",
     "averaging": "Averaged weights",
 }
+PARTS = {"wrn": "WRN", "densenet": "DenseNet", "augmented": "with augmentation"}
 FIELDS = {"lr": "η", "weight_decay": "l₂", "batch": "batch", "momentum": "momentum", "schedule": "schedule"}
 
 
@@ -61,14 +60,19 @@ def loss(method: Method) -> str:
 
 
 def study(name: str) -> str:
-    """The title of a study."""
-    return STUDIES.get(name, name)
+    """The title of a study; those of the paper's scale also name the network.
+
+    >>> study("cifar10"), study("cifar100-wrn-augmented")
+    ('CIFAR-10', 'CIFAR-100, WRN, with augmentation')
+    """
+    dataset, *rest = name.split("-")
+    return ", ".join([STUDIES.get(dataset, dataset), *(PARTS.get(part, part) for part in rest)])
 
 
 def task(run: Run) -> str:
     """``wrn-10-1, 10,000 training samples``."""
     images = run.config.get("images")
-    return f"{run.config['model']}, {f'{images:,}' if images else 'all'} training samples"
+    return str(run.config["model"]) + (f", {images:,} training samples" if images else "")
 
 
 def epochs(runs: Iterable[Run]) -> str:

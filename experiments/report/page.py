@@ -88,7 +88,7 @@ def render(scales: Scales, command: str) -> str:
         Section("provenance", "Where this comes from", tables=provenance(scales, command)),
     ]
     missing = [names.study(name) for name in EXPECTED if name not in scales["small"]]
-    said = [f"Not run yet, and so not on this page: {', '.join(missing)}."] if missing else []
+    said = [f"Not run yet, and so not on this page: {'; '.join(missing)}."] if missing else []
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -108,7 +108,7 @@ def _scale(scale: str, results: Results) -> list[Section]:
             Section(
                 prefix + name,
                 names.study(name) + tail,
-                [f"{'; '.join(tasks)}. {names.epochs(runs)}."],
+                [f"{'; '.join(tasks)}: {names.epochs(runs)}."],
                 [study_tables.study(name, runs)],
                 [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
                 [study_tables.every_setting(name, runs)],
@@ -119,8 +119,8 @@ def _scale(scale: str, results: Results) -> list[Section]:
 
 def _place(study: str) -> tuple[int, str]:
     """The order of the studies on the page."""
-    known = list(names.STUDIES)
-    return (known.index(study) if study in known else len(known)), study
+    known, dataset = list(names.STUDIES), study.split("-")[0]
+    return (known.index(dataset) if dataset in known else len(known)), study
 
 
 def provenance(scales: Scales, command: str) -> list[Table]:

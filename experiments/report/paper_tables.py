@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import mode
+from typing import Any
 
 from experiments import published
 from experiments.report import names
-from experiments.report.results import Method, Results, Run
+from experiments.report.results import SIDE_STUDIES, Method, Results, Run
 from experiments.report.selection import Candidate, best, candidates, choose, grid, rank
 from experiments.report.table import Table, embolden
 
@@ -27,17 +28,17 @@ Columns = list[list[Found]]  # for each published column, what each scale has
 
 def cifar(number: int, scales: Scales) -> Table:
     """Table 1 (without augmentation) or Table 2 (with): an optimizer a row."""
-    data, tail = {1: (published.TABLE_1, ""), 2: (published.TABLE_2, "-augmented")}[number]
+    data, augment = {1: (published.TABLE_1, False), 2: (published.TABLE_2, True)}[number]
     table = Table(
-        f"Table {number}: CIFAR {'with' if tail else 'without'} data augmentation",
+        f"Table {number}: CIFAR {'with' if augment else 'without'} data augmentation",
         ["optimizer", *_header(("CIFAR-10", "CIFAR-100"), scales)],
         note="Test accuracy, %. DFW and multi-step with the smoothed hinge, the others with the cross-entropy, unless "
         "a loss is named.",
     )
     for family, rows in data.items():
         columns = [
-            [_found(results.get(f"{name}{tail}", []), family) for results in scales.values()]
-            for name in ("cifar10", "cifar100")
+            [_found(results, family, dataset, augment) for results in scales.values()]
+            for dataset in ("cifar10", "cifar100")
         ]
         paper = {(_in_paper(name, "smooth-hinge" if name == "dfw" else "ce"), False): name for name in rows}
         table.rows.append([f"{FAMILIES[family]}. {_note(_models(columns))}"])
@@ -51,7 +52,7 @@ def cifar(number: int, scales: Scales) -> Table:
 
 def snli(scales: Scales) -> Table:
     """Table 3: a loss a row, an optimizer a column."""
-    found = {scale: _found(results.get("snli", []), "bilstm") for scale, results in scales.items()}
+    found = {scale: _found(results, "bilstm", "snli") for scale, results in scales.items()}
     keys = _keys([list(found.values())])
     paper = [(name, name == "sgd") for name in (*published.TABLE_3["hinge"], "sgd*")]
     columns = list(dict.fromkeys([*paper, *((method.optimizer, method.scheduled) for method, _ in keys)]))
@@ -78,11 +79,11 @@ def appendix(paper: published.Grid, scales: Scales) -> Table:
     if paper.model == "bilstm":
         heads, where = ("cross-entropy", "hinge"), [("snli", "ce"), ("snli", "hinge")]
     else:
-        loss, tail = "smooth-hinge" if paper.optimizer == "dfw" else "ce", "-augmented" if paper.augment else ""
-        heads, where = ("CIFAR-10", "CIFAR-100"), [(f"cifar10{tail}", loss), (f"cifar100{tail}", loss)]
+        loss = "smooth-hinge" if paper.optimizer == "dfw" else "ce"
+        heads, where = ("CIFAR-10", "CIFAR-100"), [("cifar10", loss), ("cifar100", loss)]
     ours = [
-        [_tried(results.get(name, []), paper, _in_paper(paper.optimizer, loss)) for results in scales.values()]
-        for name, loss in where
+        [_tried(results, paper, dataset, _in_paper(paper.optimizer, loss)) for results in scales.values()]
+        for dataset, loss in where
     ]
     width = len(paper.fields)
     tried = {at for column in ours for per in column for at in per} - {row[:width] for row in paper.rows}
@@ -115,22 +116,30 @@ def _in_paper(optimizer: str, loss: str) -> Method:
     return Method(optimizer, loss, optimizer == "sgd")
 
 
-def _of(runs: Sequence[Run], family: str) -> list[Run]:
-    """The runs of the network family; of several tasks, those of the one that was run most."""
-    mine = [run for run in runs if run.config["model"].startswith(family)]
+def _runs(results: Results, family: str, dataset: str, augment: bool) -> list[Run]:
+    """The runs of a network family on a data set; of several tasks, those of the one that was run most."""
+    mine = [
+        run
+        for name, runs in results.items()
+        for run in runs
+        if name not in SIDE_STUDIES
+        and run.config["model"].startswith(family)
+        and (run.config["dataset"], bool(run.config.get("augment"))) == (dataset, augment)
+    ]
     most = mode(run.task for run in mine) if mine else None
     return [run for run in mine if run.task == most]
 
 
-def _found(runs: Sequence[Run], family: str) -> Found:
-    mine = _of(runs, family)
+def _found(results: Results, family: str, dataset: str, augment: bool = False) -> Found:
+    mine = _runs(results, family, dataset, augment)
     return {(c.method, averaged): c for averaged in (False, True) for c in choose(mine, averaged)}
 
 
-def _tried(runs: Sequence[Run], table: published.Grid, method: Method) -> dict[tuple[float, ...], Candidate]:
+def _tried(results: Results, table: published.Grid, dataset: str, method: Method) -> dict[Any, Candidate]:
     """The best candidate at each setting of the table's fields."""
     groups: dict[tuple[float, ...], list[Candidate]] = {}
-    for c in candidates(run for run in grid(_of(runs, table.model)) if run.method == method):
+    mine = grid(_runs(results, table.model, dataset, table.augment))
+    for c in candidates(run for run in mine if run.method == method):
         groups.setdefault(tuple(c.runs[0].config[name] for name in table.fields), []).append(c)
     return {at: best(group) for at, group in groups.items()}
 

@@ -79,9 +79,13 @@ class Candidate:
     @property
     def test(self) -> Spread:
         """The test set, over the seeds it was read for."""
-        if self.decay is None:
-            return self._spread([run.test for run in self.runs if run.test is not None])
-        return self._spread([run.test_averaged[self.decay] for run in self.runs if self.decay in run.test_averaged])
+        return self._spread([value for run in self.runs if (value := self._tested(run)) is not None])
+
+    @property
+    def tested(self) -> Candidate:
+        """The runs whose test number was read (all if none was), so that a row speaks of the same seeds throughout."""
+        runs = tuple(run for run in self.runs if self._tested(run) is not None)
+        return Candidate(runs or self.runs, self.decay)
 
     def score(self, seeds: set[int]) -> float:
         """Validation over these seeds, so that higher is better; −∞ for what diverged."""
@@ -93,6 +97,9 @@ class Candidate:
         large = abs(values[0]) if values and math.isfinite(values[0]) else 1.0
         digits = sum(large < bound for bound in (1, 10, 100, 1000)) if self.runs[0].is_regression else 1
         return Spread.of(values, digits)
+
+    def _tested(self, run: Run) -> float | None:
+        return run.test if self.decay is None else run.test_averaged.get(self.decay)
 
     def _value(self, run: Run) -> float:
         return run.best(self.decay)

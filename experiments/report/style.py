@@ -99,10 +99,10 @@ def by_epoch(*axes: Axes) -> None:
 
 
 def cut(axes: Axes, values: Iterable[float]) -> None:
-    """End the axis at three times the least of the values: errors that exploded leave the picture."""
+    """End the axis at one and a half of the least value: errors that exploded leave the picture."""
     finite = [value for value in values if np.isfinite(value)]
-    if finite and axes.get_ylim()[1] > 3 * min(finite):
-        axes.set_ylim(top=3 * min(finite))
+    if finite and axes.get_ylim()[1] > 1.5 * min(finite):
+        axes.set_ylim(top=1.5 * min(finite))
 
 
 @STYLE
