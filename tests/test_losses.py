@@ -218,5 +218,6 @@ def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
     (gradient,) = torch.autograd.grad(loss(v, y), v, create_graph=True)
     torch.testing.assert_close(torch.func.grad(lambda v: loss(v, y))(u), gradient)
     v = u.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)  # 2 v s: its derivative is 2 s
-    torch.autograd.grad(gradient.sum(), v)
+    (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), v)
+    torch.testing.assert_close(second, gradient / v)  # 2 p s and 2 p s v: s is a constant

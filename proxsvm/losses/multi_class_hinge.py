@@ -114,11 +114,11 @@ def _mix(scores: Tensor, target: Tensor, s: Tensor) -> Tensor:
     y = target[:, None]
     p = torch.softmax(scores, 1, out=s)
     p_y = p.gather(1, y)
-    helps = torch.linalg.vecdot(p, scores)[:, None] + 1 - p_y > scores.gather(1, y)  # ⟨s, u⟩ + c > 0
+    helps = torch.linalg.vecdot(p, scores)[:, None] - scores.gather(1, y) - p_y > -1  # ⟨s, u⟩ + c > 0
     best = p.scatter_(1, y, p_y / math.e).amax(1, keepdim=True)
-    floor = torch.where(helps, 0.0, best.nextafter(-best))  # above it is all of p, or what ties with the largest
+    floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it is all of p, or what ties with the largest
     alpha = p.sub_(floor).relu_()
-    alpha.mul_(torch.where(helps, 1.0, 1 / alpha.sum(1, keepdim=True)))
+    alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_().masked_fill_(helps, 1))
     wrong = 1 - torch.where(helps, p_y, alpha.gather(1, y))
     alpha.scatter_(1, y, -wrong)
     return wrong.squeeze(1)
