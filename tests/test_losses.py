@@ -221,3 +221,13 @@ def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
     (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)
     (second,) = torch.autograd.grad(gradient.sum(), v)
     torch.testing.assert_close(second, gradient / v)  # 2 p s and 2 p s v: s is a constant
+
+
+def test_a_subclass_may_have_another_oracle():
+    class Twice(MultiClassHinge):
+        def oracle(self, scores, target):
+            s, c = super().oracle(scores, target)
+            return Atom(2 * s, 2 * c)
+
+    u, y = torch.randn(5, K), torch.randint(K, (5,))
+    torch.testing.assert_close(Twice()(u, y), 2 * MultiClassHinge()(u, y))

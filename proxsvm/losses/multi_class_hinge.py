@@ -65,8 +65,10 @@ class MultiClassHinge(ClassLoss):
         return k, delta, u_k - u_y + delta
 
     def values(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        """max(0, u_k − u_y + Δ(k, y)) with the best wrong class k."""
-        return None if self.smooth else self._rival(scores, target)[2].relu()
+        """max(0, u_k − u_y + Δ(k, y)) with the best wrong class k; not for a subclass with an oracle of its own."""
+        if self.smooth or type(self).oracle is not MultiClassHinge.oracle:
+            return None
+        return self._rival(scores, target)[2].relu()
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         """The class of the largest augmented score."""
