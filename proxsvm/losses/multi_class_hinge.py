@@ -117,10 +117,10 @@ def _mix(scores: Tensor, target: Tensor, s: Tensor) -> Tensor:
     p = torch.softmax(scores, 1, out=s)
     p_y = p.gather(1, y)
     helps = torch.linalg.vecdot(p, scores)[:, None] - scores.gather(1, y) - p_y > -1  # ⟨s, u⟩ + c > 0
-    best = p.scatter_(1, y, p_y / math.e).amax(1, keepdim=True)
+    best = p.scatter_(1, y, torch.where(helps, p_y, p_y / math.e)).amax(1, keepdim=True)
     floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it is all of p, or what ties with the largest
     alpha = p.sub_(floor).relu_()
-    alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_().masked_fill_(helps, 1))
-    wrong = 1 - torch.where(helps, p_y, alpha.gather(1, y))
+    alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_())
+    wrong = 1 - alpha.gather(1, y)
     alpha.scatter_(1, y, -wrong)
     return wrong.squeeze(1)
