@@ -39,7 +39,7 @@ bench: setup  ## every benchmark into out/bench (about an hour); some: make benc
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks $(BENCH)
 
 bench-quick: setup  ## a small variant of what a step costs, under two minutes
-	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion training_step against_exact_qp --quick
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion criterion_growth training_step against_exact_qp --quick
 
 bench-compare: setup  ## two folders of results: make bench-compare A=before B=after
 	$(BIN)/python -m benchmarks.compare $(A) $(B)

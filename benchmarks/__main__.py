@@ -13,6 +13,7 @@ from benchmarks.common import Options
 NAMES = (
     "step",
     "criterion",
+    "criterion_growth",
     "training_step",
     "against_exact_qp",
     "against_liblinear",

@@ -13,6 +13,16 @@ from proxsvm.losses import MultiClassHinge
 SHAPES = [(128, 10), (128, 1000), (4096, 100), (64, 100_000)]
 
 
+def both(loss: nn.Module, scores: Tensor, target: Tensor) -> Callable[[], None]:
+    """The value and its gradient, as something to time."""
+
+    def run() -> None:
+        scores.grad = None
+        loss(scores, target).backward()
+
+    return run
+
+
 def main(options: Options) -> None:
     """Time value and gradient of each loss on scores of four shapes."""
     losses: dict[str, nn.Module] = {
@@ -24,15 +34,7 @@ def main(options: Options) -> None:
     rows = []
     for n, K in SHAPES:
         scores, target = torch.randn(n, K, requires_grad=True), torch.randint(K, (n,))
-
-        def both(loss: nn.Module, scores: Tensor = scores, target: Tensor = target) -> Callable[[], None]:
-            def run() -> None:
-                scores.grad = None
-                loss(scores, target).backward()
-
-            return run
-
-        runs = {name: both(loss) for name, loss in losses.items()}
+        runs = {name: both(loss, scores, target) for name, loss in losses.items()}
         seconds = spread(runs, repeats=5 if options.quick else 25, inner=max(1, 300_000 // (n * K)), warm_up=1)
         reference = seconds["CrossEntropyLoss"][1]
         rows.append(

@@ -17,6 +17,7 @@ from proxsvm.losses import (
     QuantileRegression,
     TopKHinge,
     WestonWatkinsHinge,
+    base,
 )
 from proxsvm.losses.base import parts
 from proxsvm.verification import check_loss
@@ -164,3 +165,69 @@ def test_check_loss_finds_a_wrong_oracle():
         check_loss(NotTheBest(), u, torch.zeros(4))
     with pytest.raises(AssertionError, match="is negative"):
         check_loss(Negative(), u, u)
+
+
+@given(n=sizes, seed=seeds, scale=st.sampled_from([0.1, 1.0, 5.0, 50.0]))
+def test_the_smooth_direction_is_the_mix_of_the_two_atoms(n, seed, scale):
+    """On one copy of the scores, the same as the base class makes out of the oracle's and the smoothed atom."""
+    torch.manual_seed(seed)
+    loss, u, y = MultiClassHinge(smooth=True), scale * torch.randn(n, 20), torch.randint(20, (n,))
+    mixed, expected = loss.direction(u, y), PiecewiseLinearLoss.direction(loss, u, y)
+    torch.testing.assert_close(mixed.s, expected.s)
+    torch.testing.assert_close(mixed.offset, expected.offset)
+
+
+def test_where_the_margins_tie_the_direction_stays_in_the_hull():
+    u, y = torch.tensor([[3.0, 2.5, 2.5, *[-2.0] * 9]]), torch.tensor([0])
+    atom = MultiClassHinge(smooth=True).direction(u, y)
+    assert MultiClassHinge(smooth=True).smoothed(u, y).b(u) > 0
+    assert atom.s.sum() == pytest.approx(0, abs=1e-6)
+    far = torch.tensor([[3.0, 2.1, 2.1, *[-1.5] * 400]])
+    assert MultiClassHinge(smooth=True).smoothed(far, y).b(far) < 0  # so the hinge's own atom is taken: a tie
+    atom = MultiClassHinge(smooth=True).direction(far, y)
+    torch.testing.assert_close(atom.s[0, :4], torch.tensor([-1.0, 0.5, 0.5, 0.0]))
+    assert atom.b(far) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), MultiClassHinge(smooth=True), MultiClassHinge(torch.zeros(1, 1))])
+def test_a_single_class_has_no_rival(loss):
+    u = torch.randn(3, 1, requires_grad=True)
+    value = loss(u, torch.zeros(3, dtype=torch.long))
+    value.backward()
+    assert value == 0
+    assert not u.grad.any()
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("cost", [False, True])
+def test_slices_change_nothing(smooth, cost, monkeypatch):
+    u, y = torch.randn(7, K, requires_grad=True), torch.randint(K, (7,))
+    loss = MultiClassHinge(cost_matrix() if cost else None, smooth=smooth)
+    value = loss(u, y)
+    (expected,) = torch.autograd.grad(value, u)
+    monkeypatch.setattr(base, "SLICE", 3 * K)
+    torch.testing.assert_close(loss(u, y), value)
+    (gradient,) = torch.autograd.grad(loss(u, y), u)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
+    loss, u, y = MultiClassHinge(smooth=smooth), torch.randn(5, K), torch.randint(K, (5,))
+    v = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(v, y), v, create_graph=True)
+    torch.testing.assert_close(torch.func.grad(lambda v: loss(v, y))(u), gradient)
+    v = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), v)
+    torch.testing.assert_close(second, gradient / v)  # 2 p s and 2 p s v: s is a constant
+
+
+def test_a_subclass_may_have_another_oracle():
+    class Twice(MultiClassHinge):
+        def oracle(self, scores, target):
+            s, c = super().oracle(scores, target)
+            return Atom(2 * s, 2 * c)
+
+    u, y = torch.randn(5, K), torch.randint(K, (5,))
+    torch.testing.assert_close(Twice()(u, y), 2 * MultiClassHinge()(u, y))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
+SLICE = 2**18  # elements that fit into a core's cache
 
 
 def parts(scores: Scores) -> tuple[Tensor, ...]:
@@ -26,6 +28,28 @@ def parts(scores: Scores) -> tuple[Tensor, ...]:
 def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
     """``tensors`` in the structure of ``scores``: the inverse of :func:`parts`."""
     return tensors if isinstance(scores, tuple) else tensors[0]
+
+
+def in_slices(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """``f(*rows)``, a slice of rows at a time on the CPU: what ``f`` makes on the way stays small, and in the cache.
+
+    >>> in_slices(lambda a, b: a + b, torch.ones(3), torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+    first = rows[0]
+    size = max(1, len(first) * SLICE // max(1, first.numel()))
+    if size >= len(first) or first.device.type != "cpu" or torch.compiler.is_compiling():
+        return f(*rows)
+    return torch.cat([f(*part) for part in zip(*(torch.split(r, size) for r in rows), strict=True)])
+
+
+def row_dots(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a_i, b_i⟩ for each row, ``[n]``; torch would make all the products first.
+
+    >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    tensor([11.])
+    """
+    return in_slices(torch.linalg.vecdot, a, b)
 
 
 class Atom(NamedTuple):
@@ -46,7 +70,7 @@ class Atom(NamedTuple):
         n = len(self.offset)
         value = self.offset
         for s, u in zip(parts(self.s), parts(scores), strict=True):
-            value = value + torch.linalg.vecdot(s.reshape(n, -1), u.reshape(n, -1))
+            value = value + row_dots(s.reshape(n, -1), u.reshape(n, -1))
         return value
 
     def where(self, chosen: Tensor, other: Atom) -> Atom:
@@ -102,6 +126,10 @@ class PiecewiseLinearLoss(nn.Module):
     def smoothed(self, scores: Any, target: Any) -> Atom:
         """A smooth feasible atom (appendix A.6), used in training where ``self.smooth`` is set."""
         raise NotImplementedError(f"{type(self).__name__} has no smoothed atom")
+
+    def values(self, scores: Any, target: Any) -> Tensor | None:
+        """The ``[n]`` values as a formula that autograd differentiates, where a loss has one that is cheaper than s."""
+        return None
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
         """Check the input and bring it to standard form; raises before anything has changed.
@@ -163,18 +191,22 @@ class PiecewiseLinearLoss(nn.Module):
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """Σ_i p_i (⟨s_i, u_i⟩ + c_i), whose gradient in the scores is p_i s_i: none flows through the choice."""
         scores, target = self.prepare(scores, target)
-        with torch.no_grad():
-            atom = self.direction(like(scores, tuple(u.detach() for u in parts(scores))), target)
+        each, atom = self.values(scores, target), None
+        if each is None:
+            with torch.no_grad():
+                atom = self.direction(like(scores, tuple(u.detach() for u in parts(scores))), target)
             self._check(atom, scores)
-            p = self.coefficients(atom.offset, sample_weight)
+            each = atom.b(scores) if self.reduction == "none" else atom.offset
+        p = self.coefficients(each.detach(), sample_weight)
         if self.reduction == "none":
-            return p * atom.b(scores)
-        value = torch.dot(p, atom.offset)
-        for s, u in zip(parts(atom.s), parts(scores), strict=True):
-            if sample_weight is None:  # all p_i are one number: no weighted copy of s
-                value = value + torch.dot(s.reshape(-1), u.reshape(-1)) * self._share(len(s))
-            else:
-                value = value + torch.dot((s * p.reshape(-1, *[1] * (s.dim() - 1))).reshape(-1), u.reshape(-1))
+            return p * each
+        value = torch.dot(p, each)
+        if atom is not None:
+            for s, u in zip(parts(atom.s), parts(scores), strict=True):
+                if sample_weight is None:  # all p_i are one number: no weighted copy of s
+                    value = torch.add(value, torch.dot(s.reshape(-1), u.reshape(-1)), alpha=self._share(len(s)))
+                else:
+                    value = value + torch.dot((s * p.reshape(-1, *[1] * (s.dim() - 1))).reshape(-1), u.reshape(-1))
         if value.requires_grad:
             value.origin = Origin(self, scores, target, p, atom)  # type: ignore[attr-defined]
         return value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+import math
 
 import torch
 from torch import Tensor
 
 from proxsvm.extras import load
-from proxsvm.losses.base import Atom, Polytope, Reduction
+from proxsvm.losses.base import Atom, Polytope, Reduction, in_slices
 from proxsvm.losses.classes import ClassLoss, as_cost, one_hot
 from proxsvm.losses.hulls import Simplex
 
@@ -46,39 +46,50 @@ class MultiClassHinge(ClassLoss):
         """Δ(k, y_i) for each sample and class, ``[n, K]``, or 1 for all k ≠ y."""
         return 1.0 if self.cost is None else self.cost.to(scores).T[target]
 
-    def _rival(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best wrong class k, its Δ(k, y) and whether u_k − u_y + Δ(k, y) > 0; each ``[n, 1]``."""
-        y = target[:, None]
-        delta = self._task_loss(scores, target)
-        best, k = (scores + delta).scatter_(1, y, -torch.inf).max(1, keepdim=True)
-        margin = best - scores.gather(1, y)
-        return k, best - scores.gather(1, k), margin > 0
+    def _rival(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | float, Tensor]:
+        """The wrong class k of the largest u_k + Δ(k, y), ``[n, 1]``; its Δ(k, y); and u_k − u_y + Δ(k, y), ``[n]``.
+
+        Gradients flow through the last: to two scores a sample, so that the whole of s is never made.
+        """
+
+        def best(u: Tensor, y: Tensor) -> Tensor:
+            augmented = u if self.cost is None else u + self._task_loss(u, y)
+            return augmented.scatter(1, y[:, None], -torch.inf).max(1, keepdim=True).indices
+
+        k = in_slices(best, scores.detach(), target)
+        u_k, u_y = scores.gather(1, torch.cat([k, target[:, None]], 1)).unbind(1)
+        if self.cost is None:
+            delta: Tensor | float = float(scores.shape[1] > 1)  # a lone class is no rival of itself
+        else:
+            delta = self.cost.to(scores)[k.squeeze(1), target]
+        return k, delta, u_k - u_y + delta
+
+    def values(self, scores: Tensor, target: Tensor) -> Tensor | None:
+        """max(0, u_k − u_y + Δ(k, y)) with the best wrong class k; not for a subclass with an oracle of its own."""
+        if self.smooth or type(self).oracle is not MultiClassHinge.oracle:
+            return None
+        return self._rival(scores, target)[2].relu()
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         """The class of the largest augmented score."""
-        k, delta, active = self._rival(scores, target)
-        one = active.to(scores)
-        s = torch.zeros_like(scores).scatter_(1, k, one).scatter_(1, target[:, None], -one)
-        return Atom(s, torch.where(active, delta, 0.0).squeeze(1))
+        k, delta, margin = self._rival(scores, target)
+        one = (margin > 0).to(scores)
+        s = torch.zeros_like(scores).scatter_(1, k, one[:, None]).scatter_(1, target[:, None], -one[:, None])
+        return Atom(s, one * delta)
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
         p, y = scores.softmax(1), target[:, None]
-        wrong = p.gather(1, y).neg_().add_(1)  # 1 − p_y
+        wrong = 1 - p.gather(1, y)
         expected = wrong if self.cost is None else (p * self._task_loss(scores, target)).sum(1, keepdim=True)
         return Atom(p.scatter_(1, y, -wrong), expected.squeeze(1))
 
     def direction(self, scores: Tensor, target: Tensor) -> Atom:
-        """As for every loss; written out, because the hinge's own atom has only two entries to mix in."""
-        if not self.smooth:
-            return self.oracle(scores, target)
-        soft = self.smoothed(scores, target)
-        helps = (soft.b(scores) > 0)[:, None]
-        k, delta, active = self._rival(scores, target)
-        back = (active & ~helps).to(scores)
-        s = cast(Tensor, soft.s) * helps
-        s.scatter_add_(1, k, back).scatter_add_(1, target[:, None], -back)
-        return Atom(s, torch.where(helps, soft.offset[:, None], back * delta).squeeze(1))
+        """As for every loss; without a cost matrix the two atoms are mixed on one copy of the scores."""
+        if not self.smooth or self.cost is not None:
+            return super().direction(scores, target)
+        s = torch.empty_like(scores)
+        return Atom(s, in_slices(_mix, scores, target, s))
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
@@ -95,3 +106,21 @@ class MultiClassHinge(ClassLoss):
             cp.sum(cp.multiply(delta, alpha), axis=1),
             [cp.sum(alpha, axis=1) == 1],
         )
+
+
+def _mix(scores: Tensor, target: Tensor, s: Tensor) -> Tensor:
+    """Write the direction of ``MultiClassHinge(smooth=True)`` into ``s``, and return its c, ``[n]``.
+
+    exp keeps the order of the scores, so the largest u_k + Δ(k, y) is the largest p_k, with p_y / e for p_y.
+    """
+    y = target[:, None]
+    p = torch.softmax(scores, 1, out=s)
+    p_y = p.gather(1, y)
+    helps = torch.linalg.vecdot(p, scores)[:, None] - scores.gather(1, y) - p_y > -1  # ⟨s, u⟩ + c > 0
+    best = p.scatter_(1, y, torch.where(helps, p_y, p_y / math.e)).amax(1, keepdim=True)
+    floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it is all of p, or what ties with the largest
+    alpha = p.sub_(floor).relu_()
+    alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_())
+    wrong = 1 - alpha.gather(1, y)
+    alpha.scatter_(1, y, -wrong)
+    return wrong.squeeze(1)
