@@ -142,11 +142,19 @@ def test_the_best_validation_value_is_chosen_and_its_test_number_reported():
 
 
 def test_settings_are_compared_on_the_seeds_that_all_have():
-    found = runs(line(lr=0.1, val=60.0), line(lr=0.1, val=50.0, seed=1, test=49.0), line(lr=1.0, val=59.0))
+    found = runs(line(lr=0.1, val=60.0), line(lr=0.1, val=50.0, seed=1), line(lr=1.0, val=59.0))
     (chosen,) = choose(found)  # 60 against 59 on seed 0; the mean 55 would have lost
     assert chosen.eta == 0.1
     both = choose([*found, *runs(line(lr=1.0, val=58.0, seed=1))])  # 55 against 58.5 on both seeds
     assert both[0].eta == 1.0
+
+
+def test_what_was_tested_is_what_was_chosen():
+    grid = [line(lr=0.1, val=60.0, averaged={"0.9": 61.0}), line(lr=1.0, val=59.0, averaged={"0.9": 65.0})]
+    found = runs(*grid, line(lr=0.1, val=58.0, seed=1, test=57.0, averaged={"0.9": 62.0}))
+    (plain,), (averaged,) = choose(found), choose(found, averaged=True)
+    assert (plain.eta, plain.val.mean, averaged.eta) == (0.1, 58.0, 0.1)  # new seeds, no test number to miss
+    assert selection.preferred(averaged, found).eta == 1.0  # and that is said
 
 
 def test_settings_without_a_common_seed_are_compared_by_their_means():
@@ -257,7 +265,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "Settings were chosen by the validation value of the best epoch. Mean ± sample standard deviation over the "
         "seeds.",
     ]
-    with pytest.raises(SystemExit, match=r"no study named 'cifar'.*there are: cifar10"):
+    with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are those of: cifar10"):
         page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
 
 
@@ -403,3 +411,10 @@ def test_a_real_browser_loads_every_picture_and_the_page_never_scrolls_sideways(
     assert seen["loaded"] == seen["images"] == len(gallery.drawings(read(report.parent / "results" / "small")))
     assert seen["tables"] > 30
     assert seen["wide"] <= width
+
+
+def test_the_docs_show_what_the_results_say():
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert "<!-- study " in text
+    assert page.filled(text, read(root / "experiments" / "results" / "small")) == text

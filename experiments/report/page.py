@@ -1,7 +1,8 @@
 """Write one self-contained HTML page with all tables and figures, from the results of the sweeps.
 
 python -m experiments report                              # out/report.html
-python -m experiments report --markdown cifar10           # a study's table for the docs, on the terminal
+python -m experiments report --markdown cifar10           # a study's table, on the terminal
+python -m experiments report --into docs/reproduction.md  # the tables of that page, anew
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import base64
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable
@@ -147,6 +149,19 @@ def provenance(scales: Scales, command: str) -> list[Table]:
     return shown
 
 
+def filled(text: str, studies: Results) -> str:
+    """A Markdown text with the table of each study anew, between ``<!-- study NAME -->`` and ``<!-- end -->``."""
+    marked = re.compile(r"(<!-- study (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[2], studies)}\n\n{m[3]}", text)
+
+
+def _markdown(name: str, studies: Results) -> str:
+    if name not in studies:
+        raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {', '.join(studies)}")
+    table = study_tables.study(name, studies[name])
+    return f"{table.markdown()}\n\n{table.note}"
+
+
 def _distinct(values: Iterable[Any]) -> str:
     """All values if they are few, else the first and the last."""
     texts = sorted({"unknown" if value is None else str(value)[:40] for value in values})
@@ -178,19 +193,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("out/report.html"), help="default: %(default)s")
     parser.add_argument("--markdown", metavar="STUDY", help="print this study's table instead")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="write the tables anew that a Markdown file shows")
     parser.add_argument("--scale", choices=["small", "paper"], default="small", help="of --markdown; default: small")
 
 
 def main(args: argparse.Namespace) -> None:
     """Write the page, or print a table."""
     found: dict[str, Results] = {scale: read(args.results / scale) for scale in ("small", "paper")}
+    if args.into:
+        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale]), encoding="utf-8")
+        print(args.into)
+        return
     if args.markdown:
-        studies = found[args.scale]
-        if args.markdown not in studies:
-            there = ", ".join(studies) or "none"
-            raise SystemExit(f"no study named {args.markdown!r} in {args.results / args.scale}; there are: {there}")
-        table = study_tables.study(args.markdown, studies[args.markdown])
-        print(f"{table.markdown()}\n\n{table.note}")
+        print(_markdown(args.markdown, found[args.scale]))
         return
     scales = {scale: results for scale, results in found.items() if results or scale == "small"}
     changed = [] if args.results == Path("experiments/results") else ["--results", str(args.results)]

@@ -135,12 +135,14 @@ def preferred(candidate: Candidate, runs: Iterable[Run]) -> Candidate | None:
 
 
 def final(runs: Iterable[Run]) -> list[Run]:
-    """The longest runs of each task."""
+    """The longest runs of each task; of these, where the test set was read for some of a method, only those."""
     runs = list(runs)
     longest: dict[Setting, int] = {}
     for run in runs:
         longest[run.task] = max(run.epochs, longest.get(run.task, 0))
-    return [run for run in runs if run.epochs == longest[run.task]]
+    long = [run for run in runs if run.epochs == longest[run.task]]
+    tested = {(run.task, run.method) for run in long if run.test is not None}
+    return [run for run in long if run.test is not None or (run.task, run.method) not in tested]
 
 
 def grid(runs: Iterable[Run]) -> list[Run]:
