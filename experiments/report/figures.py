@@ -152,28 +152,29 @@ def trained(candidate: Candidate) -> float:
 
 @STYLE
 def averaging(title: str, runs: Sequence[Run]) -> Figure:
-    """Validation of averaged weights beside that of the last ones, against η; below, DFW with each decay."""
-    figure, (top, bottom) = panels(2)
+    """Validation with averaged weights and without, against η; below, DFW with each decay if there are several."""
+    mine = [run for run in runs if run.method.optimizer == "dfw"]
+    decays = sorted({decay for run in mine for decay in run.last.val_averaged}, key=float)
+    figure, axes = panels(2 if len(decays) > 1 else 1)
     plain = along_eta(runs)
     for name, line in along_eta(runs, averaged=True).items():
         look = style(line[0]) | {"ls": "-"}
-        plot_eta(top, plain[name], lambda c: c.val.mean, **look | {"ls": ":", "lw": 1.2})
-        plot_eta(top, line, lambda c: c.val.mean, label=name, **look)
-    mine = [run for run in runs if run.method.optimizer == "dfw"]
-    decays = sorted({decay for run in mine for decay in run.last.val_averaged}, key=float)
-    plot_eta(bottom, at_each_eta(candidates(mine)), lambda c: c.val.mean, color=GREY, ls=":", label="none")
-    for k, decay in enumerate(decays, 1):
-        line = at_each_eta(c for c in candidates(mine, averaged=True) if c.decay == decay)
-        plot_eta(
-            bottom, line, lambda c: c.val.mean, color=COLORS["dfw"], alpha=0.2 + 0.8 * k / len(decays), label=decay
-        )
-    for ax in (top, bottom) if runs[0].is_regression else ():
-        cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
+        plot_eta(axes[0], plain[name], lambda c: c.val.mean, **look | {"ls": ":", "lw": 1.2})
+        plot_eta(axes[0], line, lambda c: c.val.mean, label=name, **look)
     what = f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs"
-    top.set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
-    bottom.set(title="DFW, the decay of the average", xscale="log", xlabel="η (learning rate of the others)")
-    bottom.legend(ncols=2)
-    legend(figure, top)
+    axes[0].set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
+    for ax in axes[1:]:
+        plot_eta(ax, at_each_eta(candidates(mine)), lambda c: c.val.mean, color=GREY, ls=":", label="none")
+        for k, decay in enumerate(decays, 1):
+            line = at_each_eta(c for c in candidates(mine, averaged=True) if c.decay == decay)
+            look = {"color": COLORS["dfw"], "alpha": 0.2 + 0.8 * k / len(decays), "label": decay}
+            plot_eta(ax, line, lambda c: c.val.mean, **look)
+        ax.set(title="DFW, the decay of the average", xscale="log")
+        ax.legend(ncols=2)
+    axes[-1].set_xlabel("η (learning rate of the others)")
+    for ax in axes if runs[0].is_regression else ():
+        cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
+    legend(figure, axes[0])
     return figure
 
 

@@ -106,7 +106,7 @@ CAPTIONS = {
     "sensitivity": "Validation at the best epoch and training at the last against η, at the best of the other "
     "settings (the paper's Figure 4). Errors above 1.5 times the best are cut.",
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
-    "below, DFW with each decay.",
+    "below, where several decays were tried, DFW with each.",
     "regression": "Mean absolute error by epoch at the chosen setting of each method. Errors above 1.5 times the "
     "best are cut.",
 }
