@@ -164,5 +164,7 @@ def main(args: argparse.Namespace) -> None:
             other.wait()
     file = args.results / args.scale / f"{study.name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        del result["config"]["data"]  # where the files lay is of this machine
     train.write(file, "".join(json.dumps(result) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")
