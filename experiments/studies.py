@@ -43,8 +43,8 @@ class Study:
         for run in self.grid:
             method = (run.optimizer, run.loss, run.schedule)
             best[method] = better((best.get(method, run), run), key=value.__getitem__)
-        runs = product(best.values(), self.seeds)
-        return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for run, seed in runs)
+        runs = product(self.seeds, best.values())  # a whole table of the first seed comes first
+        return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for seed, run in runs)
 
 
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:
