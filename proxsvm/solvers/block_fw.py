@@ -76,12 +76,13 @@ class BlockFW(DualSolver):
             blocks.begin(start)
         passes = 0
         while True:
+            blocks.compiled = blocks.compiled or self._compiled(blocks)
             dual, gap = blocks.look()
             clock(passes, dual, gap)
-            if not gap > self.tol * (gap + dual - blocks.dual_of_start) or passes == self.max_passes:
+            aim = self.tol * (gap + dual - blocks.dual_of_start)
+            if not gap > aim or passes == self.max_passes:
                 break
-            blocks.compiled = blocks.compiled or self._compiled(blocks)
-            blocks.sweep(rng)
+            blocks.sweep(rng, aim / 2)
             passes += 1
         return replace(blocks.point(), steps=max(passes, 1))  # 0 steps would mean: the start itself
 

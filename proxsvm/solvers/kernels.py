@@ -124,20 +124,19 @@ def _dense_update_loop(
 def _sparse_scores_loop(
     W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    begin, end = starts[i], starts[i + 1]
-    K = W.shape[0]
-    if 4 * size >= K:  # many classes, side by side in memory: a vector of sums is faster than picking some
-        sums = np.zeros(K, W.dtype)
+    begin, end, K = starts[i], starts[i + 1], W.shape[0]
+    if size > 8 and 4 * size >= K:  # many classes, side by side in memory: all sums at once are faster than some
+        z[:] = 0.0
         for at in range(begin, end):
             f, x = indices[at], data[at]
             for k in range(K):
-                sums[k] += W[k, f] * x
-        for j in range(size):
-            z[j] = sums[ks[j]]
+                z[k] += W[k, f] * x
+        for j in range(size):  # ks ascends, so nothing is overwritten before it is read
+            z[j] = z[ks[j]]
         return
-    j = 0
-    while j + 4 <= size:  # four classes at a time: near in memory, and four sums that do not wait for one another
-        k, l, m, n = ks[j], ks[j + 1], ks[j + 2], ks[j + 3]
+    for j in range(0, size, 4):  # four classes at a time: near in memory, and four sums that do not wait for one another
+        last = size - 1
+        k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
         a = b = c = d = W.dtype.type(0)
         for at in range(begin, end):
             f, x = indices[at], data[at]
@@ -145,14 +144,13 @@ def _sparse_scores_loop(
             b += W[l, f] * x
             c += W[m, f] * x
             d += W[n, f] * x
-        z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
-        j += 4
-    while j < size:
-        k, a = ks[j], W.dtype.type(0)
-        for at in range(begin, end):
-            a += W[k, indices[at]] * data[at]
         z[j] = a
-        j += 1
+        if j < last:
+            z[j + 1] = b
+        if j + 1 < last:
+            z[j + 2] = c
+        if j + 2 < last:
+            z[j + 3] = d
 
 
 def _sparse_update_loop(
@@ -172,31 +170,67 @@ def _sparse_update_loop(
 
 def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
     @jit
-    def threshold(z: Array, size: int) -> Any:
+    def threshold(z: Array, room: Array, size: int) -> Any:
         """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
 
-        Entries below θ are dropped until none is; the largest never is, because θ ≤ −1/size < 0 = its value.
+        θ is at least −1; of the few entries above that, those below θ are dropped until none is.
         """
         largest = z[0]
-        for k in range(1, size):
-            largest = max(largest, z[k])
-        for k in range(size):
-            z[k] -= largest
-        theta, kept = -np.inf, size + 1
+        for j in range(1, size):
+            largest = max(largest, z[j])
+        count, total = 0, 0.0
+        for j in range(size):
+            z[j] -= largest
+            if z[j] > -1.0:
+                room[count] = z[j]
+                total += z[j]
+                count += 1
         while True:
-            total, count = 0.0, 0
-            for k in range(size):
-                if z[k] > theta:
-                    total += z[k]
+            theta, before = (total - 1.0) / count, count
+            count, total = 0, 0.0
+            for j in range(before):
+                if room[j] > theta:
+                    room[count] = room[j]
+                    total += room[j]
                     count += 1
-            if count >= kept:
+            if count == before:
                 return theta
-            theta, kept = (total - 1.0) / count, count
+
+    @jit
+    def simplex_look(
+        v: Array,
+        slack: float,
+        cost: Array,
+        alpha: Array,
+        target: Array,
+        live: Array,
+        lives: Array,
+        gain: Array,
+        worth: Array,
+    ) -> None:
+        """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its
+        classes are ``live``: those with weight, and those at most ``slack`` below the least of them."""
+        n, K = v.shape
+        for i in range(n):
+            most, least, mean, c = -np.inf, np.inf, 0.0, 0.0
+            for k in range(K):
+                value, a = v[i, k] + cost[i, k], alpha[i, k]
+                most = max(most, value)
+                if a > 0:
+                    least = min(least, value)
+                    mean += a * value
+                    c += a * cost[i, k]
+            gain[i], worth[i] = most - mean, (mean + c - v[i, target[i]]) / 2
+            count = 0
+            for k in range(K):
+                if alpha[i, k] > 0 or v[i, k] + cost[i, k] >= least - slack:
+                    live[i, count] = k
+                    count += 1
+            lives[i] = count
 
     @jit
     def simplex_sweep(
         order: Array,
-        full: bool,
         least: float,
         slack: float,
         step: Array,
@@ -209,49 +243,52 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         data: Array,
         indices: Array,
         starts: Array,
-    ) -> int:
-        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order``.
+    ) -> Any:
+        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order`` and their live
+        classes, which it thins out.
 
-        A ``full`` sweep looks at every class and notes the ``live`` ones: those with α_k > 0 or within ``slack`` of
-        it. The others look at the live classes alone. The samples worth another look, because they moved
-        by more than ``least``, come to the front of ``order``; returns how many they are.
+        The samples worth another look, because they gained more than ``least``, come to the front of ``order``;
+        returns how many they are, and the sum of all gains.
         """
         K = W.shape[0]
-        everyone = np.arange(K)
-        z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
-        front = 0
+        z, g, moving, room = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
+        front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
-            ks = everyone if full else live[i]
-            size = K if full else lives[i]
+            ks, size, over_h = live[i], lives[i], 1.0 / h[i]
+            if size < 2:
+                continue
             row_scores(W, ks, size, z, i, data, indices, starts)
-            for j in range(size):
-                z[j] = alpha[i, ks[j]] + (z[j] + cost[i, ks[j]]) / h[i]
-            theta = threshold(z, size)
-            count, moved, inside = 0, False, False
+            most, mean = -np.inf, 0.0
             for j in range(size):
                 k = ks[j]
-                new = max(z[j] - theta, 0.0)
-                change = new - alpha[i, k]
-                if abs(change) > 1e-14:
-                    alpha[i, k] = new
-                    moving[count], g[count] = k, -step[i] * change
-                    count += 1
-                    moved = moved or abs(change) > least
-                inside = inside or 0.0 < new < 1.0
-            row_update(W, moving, count, g, i, data, indices, starts)
-            if full:
-                count = 0
-                for k in range(K):
-                    if alpha[i, k] > 0 or z[k] > theta - slack / h[i]:
-                        live[i, count] = k
+                value, a = z[j] + cost[i, k], alpha[i, k]
+                most = max(most, value)
+                mean += a * value
+                z[j] = a + value * over_h
+            theta = threshold(z, room, size)
+            count, left, low = 0, 0, theta - slack * over_h
+            for j in range(size):
+                k = ks[j]
+                if z[j] >= low or alpha[i, k] > 0:
+                    new = max(z[j] - theta, 0.0)
+                    change = new - alpha[i, k]
+                    if abs(change) > 1e-14:
+                        alpha[i, k] = new
+                        moving[count], g[count] = k, -step[i] * change
                         count += 1
-                lives[i] = count
-                moved = moved or inside
-            if moved:
+                    if z[j] >= low:
+                        ks[left] = k
+                        left += 1
+            lives[i] = left
+            if count > 0:
+                row_update(W, moving, count, g, i, data, indices, starts)
+            gain = most - mean
+            total += gain * step[i]
+            if gain > least:
                 order[front] = i
                 front += 1
-        return front
+        return front, total
 
     @jit
     def box_sweep(
@@ -268,31 +305,34 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         data: Array,
         indices: Array,
         starts: Array,
-    ) -> int:
-        """The exact coordinate step of the box. Those that moved by more than ``least`` come to the front."""
+    ) -> Any:
+        """The exact coordinate step of the box; ``order`` and what it returns are as in ``simplex_sweep``."""
         M = W.shape[0]
         everyone = np.arange(M)
         z, g, moving = np.empty(M), np.empty(M), np.empty(M, np.int64)
-        front = 0
+        front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
-            count, moved = 0, False
+            count, gain = 0, 0.0
             row_scores(W, everyone, M, z, i, data, indices, starts)
             for k in range(M):
-                residual = h[i] * s[i, k] + z[k] - center[i, k]
+                residual, old = z[k] - center[i, k], s[i, k]
+                best = max(high[i, k] * (residual - band), low[i, k] * (residual + band), 0.0)
+                gain += best - old * residual + band * abs(old)
+                residual += h[i] * old
                 size = max(abs(residual) - band, 0.0) / h[i]
                 new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
-                change = new - s[i, k]
-                if abs(change) > 1e-14:
+                if abs(new - old) > 1e-14:
                     s[i, k] = new
-                    moving[count], g[count] = k, -step[i] * change
+                    moving[count], g[count] = k, -step[i] * (new - old)
                     count += 1
-                    moved = moved or abs(change) > least
-            row_update(W, moving, count, g, i, data, indices, starts)
-            if moved:
+            if count > 0:
+                row_update(W, moving, count, g, i, data, indices, starts)
+            total += gain * step[i]
+            if gain > least:
                 order[front] = i
                 front += 1
-        return front
+        return front, total
 
     @jit
     def pairwise(
@@ -381,4 +421,4 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                 ds[k] *= -step[i]
             row_update(W, everyone, M, ds, i, data, indices, starts)
 
-    return SimpleNamespace(simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
+    return SimpleNamespace(simplex_look=simplex_look, simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
