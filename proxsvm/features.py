@@ -115,6 +115,4 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
     index = torch.int32 if small else torch.int64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that CSR is in beta
-        return torch.sparse_csr_tensor(
-            starts.to(index), columns.to(index), values, tuple(shape), check_invariants=True
-        )
+        return torch.sparse_csr_tensor(starts.to(index), columns.to(index), values, tuple(shape), check_invariants=True)

@@ -31,7 +31,8 @@ class BlockFW(DualSolver):
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.
         max_passes: the most passes over all the samples.
-        inner: on features, how many further rounds a pass makes over the samples that still move (shrinking).
+        inner: on features, how many further rounds a pass makes, at most, over the samples that still gain and the
+            classes that still matter (shrinking).
         max_entries: the limit of m·P + m², above which a network is refused.
         seed: of the random order.
         compiled: use numba; None means where it is installed, once the work repays compiling, which takes a second or

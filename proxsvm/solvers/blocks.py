@@ -20,9 +20,8 @@ from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.kernels import Array, kernels
 
 ROUNDS = 10  # pairwise steps a visit of a block, where its hull has no closed form
-SMALL = 0.1
-LEFT = 0.1
-SLACK = 0.0
+SMALL = 0.1  # samples that could gain less than this part of the mean are left out of a pass
+LEFT = 0.1  # a pass ends once its visits gain no more than this part of the gap that it began with
 
 
 class Blocks(ABC):
@@ -210,6 +209,7 @@ class RowBlocks(Blocks):
         kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
         self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
         self.looks, self.moved = 0, False
+        self.gain: Array | None = None
         self.work = (self.rows[0].size + 100 * len(self.p)) * len(self.W)
 
     def begin(self, atom: Atom) -> None:
@@ -250,12 +250,12 @@ class RowBlocks(Blocks):
         known = self.steps.look(v)
         if known is None or self.w is not None:
             s, c = self.combination()
-            self.gain = self.ahead(v, s, c) if known is None else known[0]
-            dual = self.dual(s, c)
+            gain, dual = self.ahead(v, s, c) if known is None else known[0], self.dual(s, c)
+            self.gain = None if known is None else gain  # which atoms matter shows in several passes: all are visited
         else:
             self.gain, worth = known
-            dual = float(self.p @ worth)  # from w = 0, ‖d‖² is −η Σ p ⟨s, v⟩
-        self.looked = dual, float(self.p @ self.gain)
+            gain, dual = self.gain, float((self.p * worth).sum())  # from w = 0, ‖d‖² is −η Σ p ⟨s, v⟩
+        self.looked = dual, float((self.p * gain).sum())
         return self.looked
 
     def point(self) -> DualPoint:
@@ -270,16 +270,15 @@ class RowBlocks(Blocks):
 
     def sweep(self, rng: np.random.Generator, enough: float) -> None:
         """Visit the samples that have something to gain, then those that gained, until little of the gap is left."""
-        run, gap, self.moved = self.run(), self.looked[1], True
-        least = SMALL * gap / self.p.sum()  # what is left out is at most this part of the gap
-        order = np.flatnonzero(self.gain > least)
-        enough = max(enough, LEFT * gap)
+        run, gap, self.moved = self.run(), self.eta * self.looked[1], True
+        least, enough = SMALL * gap / len(self.p), max(self.eta * enough, LEFT * gap)
+        order = np.flatnonzero(self.step if self.gain is None else self.step * self.gain > least)
         for _ in range(1 + self.inner):
             rng.shuffle(order)
             front, total = self.steps.sweep(run, order, least)
             self.work += (self.rows[0].size + 100 * len(self.p)) * len(self.W) * len(order) // len(self.p)
             order = order[:front]
-            if total <= enough * self.eta:
+            if total <= enough:
                 return
 
     def run(self) -> SimpleNamespace:
@@ -300,14 +299,13 @@ class _Step(ABC):
     def combination(self) -> tuple[Array, Array]: ...
 
     def look(self, v: Array) -> tuple[Array, Array] | None:
-        """What the best atom at v is worth more than the present one, and c + ½⟨s, v⟩ of that, ``[n]`` both; None
-        where the hull has no formula."""
+        """How much more the best atom at v is worth than the present one, and c + ½⟨s, v⟩ of the present one, ``[n]``
+        both; None where the hull has no formula."""
         return None
 
     @abstractmethod
     def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
-        """Visit ``order``; move those that gained more than ``least`` to its front and return how many they are, and
-        the sum of all gains, each times its step."""
+        """Visit ``order``; see ``simplex_sweep`` in :mod:`proxsvm.solvers.kernels`."""
 
 
 class _SimplexStep(_Step):
@@ -329,13 +327,13 @@ class _SimplexStep(_Step):
 
     def look(self, v: Array) -> tuple[Array, Array]:
         state = self.cost, self.alpha, self.target, self.live, self.lives
-        self.blocks.run().simplex_look(v, SLACK, *state, self.gain, self.worth)
+        self.blocks.run().simplex_look(v, *state, self.gain, self.worth)
         return self.gain, self.worth
 
     def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
         b = self.blocks
         state = self.cost, self.alpha, self.live, self.lives
-        front, total = run.simplex_sweep(order, least, SLACK, b.step, b.h, *state, b.W, *b.rows)
+        front, total = run.simplex_sweep(order, least, b.step, b.h, *state, b.W, *b.rows)
         return int(front), float(total)
 
 

@@ -121,85 +121,99 @@ def _dense_update_loop(
             w[f] += scale * x[f]
 
 
+# The classes of a feature lie side by side in memory. Of many of them the compiler makes vectors, and all are faster
+# than some; of a few, the sums stay in registers.
+
+
 def _sparse_scores_loop(
     W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    begin, end, K = starts[i], starts[i + 1], W.shape[0]
-    if size > 8 and 4 * size >= K:  # many classes, side by side in memory: all sums at once are faster than some
+    begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
+    if size > 4 and 8 * size >= W.shape[0]:
         z[:] = 0.0
         for at in range(begin, end):
             f, x = indices[at], data[at]
-            for k in range(K):
+            for k in range(W.shape[0]):
                 z[k] += W[k, f] * x
         for j in range(size):  # ks ascends, so nothing is overwritten before it is read
             z[j] = z[ks[j]]
-        return
-    for j in range(0, size, 4):  # four classes at a time: near in memory, and four sums that do not wait for one another
-        last = size - 1
-        k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
-        a = b = c = d = W.dtype.type(0)
+    elif size <= 2:
+        k, l, a, b = ks[0], ks[last], zero, zero
         for at in range(begin, end):
             f, x = indices[at], data[at]
             a += W[k, f] * x
             b += W[l, f] * x
-            c += W[m, f] * x
-            d += W[n, f] * x
-        z[j] = a
-        if j < last:
-            z[j + 1] = b
-        if j + 1 < last:
-            z[j + 2] = c
-        if j + 2 < last:
-            z[j + 3] = d
+        z[0] = a
+        z[last] = b
+    else:
+        for j in range(0, size, 4):
+            k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
+            a = b = c = d = zero
+            for at in range(begin, end):
+                f, x = indices[at], data[at]
+                a += W[k, f] * x
+                b += W[l, f] * x
+                c += W[m, f] * x
+                d += W[n, f] * x
+            z[min(j + 3, last)] = d
+            z[min(j + 2, last)] = c
+            z[min(j + 1, last)] = b
+            z[j] = a
 
 
 def _sparse_update_loop(
     W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    if size == W.shape[0]:
-        for at in range(starts[i], starts[i + 1]):
+    begin, end = starts[i], starts[i + 1]
+    if size > 2 and 8 * size >= W.shape[0]:
+        everyone = np.zeros(W.shape[0], W.dtype)
+        for j in range(size):
+            everyone[ks[j]] = g[j]
+        for at in range(begin, end):
             f, x = indices[at], data[at]
-            for k in range(size):
-                W[k, f] += g[k] * x
-    else:
-        for at in range(starts[i], starts[i + 1]):
+            for k in range(W.shape[0]):
+                W[k, f] += everyone[k] * x
+        return
+    for j in range(0, size - 1, 2):
+        k, l, a, b = ks[j], ks[j + 1], W.dtype.type(g[j]), W.dtype.type(g[j + 1])
+        for at in range(begin, end):
             f, x = indices[at], data[at]
-            for j in range(size):
-                W[ks[j], f] += g[j] * x
+            W[k, f] += a * x
+            W[l, f] += b * x
+    if size % 2 == 1:
+        k, a = ks[size - 1], W.dtype.type(g[size - 1])
+        for at in range(begin, end):
+            W[k, indices[at]] += a * data[at]
 
 
 def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
     @jit
-    def threshold(z: Array, room: Array, size: int) -> Any:
+    def threshold(z: Array, size: int) -> Any:
         """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
 
-        θ is at least −1; of the few entries above that, those below θ are dropped until none is.
+        Entries below θ are dropped until none is; the largest never is, because θ < 0 = its value. θ is at least −1.
+        The sums have no branches, which would be mispredicted.
         """
         largest = z[0]
         for j in range(1, size):
             largest = max(largest, z[j])
-        count, total = 0, 0.0
         for j in range(size):
             z[j] -= largest
-            if z[j] > -1.0:
-                room[count] = z[j]
-                total += z[j]
-                count += 1
+        if size == 2:  # the most frequent case
+            return max((z[0] + z[1] - 1.0) / 2.0, -1.0)
+        theta, kept = -1.0, size + 1.0
         while True:
-            theta, before = (total - 1.0) / count, count
-            count, total = 0, 0.0
-            for j in range(before):
-                if room[j] > theta:
-                    room[count] = room[j]
-                    total += room[j]
-                    count += 1
-            if count == before:
+            total, count = 0.0, 0.0
+            for j in range(size):
+                total += z[j] if z[j] > theta else 0.0
+                count += 1.0 if z[j] > theta else 0.0
+            if count >= kept:
                 return theta
+            theta, kept = (total - 1.0) / count, count
 
     @jit
     def simplex_look(
         v: Array,
-        slack: float,
         cost: Array,
         alpha: Array,
         target: Array,
@@ -209,7 +223,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         worth: Array,
     ) -> None:
         """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its
-        classes are ``live``: those with weight, and those at most ``slack`` below the least of them."""
+        classes are ``live``: those with weight, and those that are worth as much as the least of them."""
         n, K = v.shape
         for i in range(n):
             most, least, mean, c = -np.inf, np.inf, 0.0, 0.0
@@ -223,7 +237,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
             gain[i], worth[i] = most - mean, (mean + c - v[i, target[i]]) / 2
             count = 0
             for k in range(K):
-                if alpha[i, k] > 0 or v[i, k] + cost[i, k] >= least - slack:
+                if alpha[i, k] > 0 or v[i, k] + cost[i, k] >= least:
                     live[i, count] = k
                     count += 1
             lives[i] = count
@@ -232,7 +246,6 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
     def simplex_sweep(
         order: Array,
         least: float,
-        slack: float,
         step: Array,
         h: Array,
         cost: Array,
@@ -245,13 +258,13 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         starts: Array,
     ) -> Any:
         """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order`` and their live
-        classes, which it thins out.
+        classes. Those that are left without a reason to get weight are live no more, until the next look.
 
-        The samples worth another look, because they gained more than ``least``, come to the front of ``order``;
-        returns how many they are, and the sum of all gains.
+        The samples that gained more than ``least``, in units of η·D, come to the front of ``order``; returns how many
+        they are, and the sum of all gains.
         """
         K = W.shape[0]
-        z, g, moving, room = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
+        z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
         front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
@@ -266,25 +279,25 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                 most = max(most, value)
                 mean += a * value
                 z[j] = a + value * over_h
-            theta = threshold(z, room, size)
-            count, left, low = 0, 0, theta - slack * over_h
+            theta = threshold(z, size)
+            count, left = 0, 0
             for j in range(size):
                 k = ks[j]
-                if z[j] >= low or alpha[i, k] > 0:
+                if z[j] >= theta or alpha[i, k] > 0:
                     new = max(z[j] - theta, 0.0)
                     change = new - alpha[i, k]
                     if abs(change) > 1e-14:
                         alpha[i, k] = new
                         moving[count], g[count] = k, -step[i] * change
                         count += 1
-                    if z[j] >= low:
+                    if z[j] >= theta:
                         ks[left] = k
                         left += 1
             lives[i] = left
             if count > 0:
                 row_update(W, moving, count, g, i, data, indices, starts)
-            gain = most - mean
-            total += gain * step[i]
+            gain = (most - mean) * step[i]
+            total += gain
             if gain > least:
                 order[front] = i
                 front += 1
@@ -328,7 +341,8 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                     count += 1
             if count > 0:
                 row_update(W, moving, count, g, i, data, indices, starts)
-            total += gain * step[i]
+            gain *= step[i]
+            total += gain
             if gain > least:
                 order[front] = i
                 front += 1
@@ -421,4 +435,10 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                 ds[k] *= -step[i]
             row_update(W, everyone, M, ds, i, data, indices, starts)
 
-    return SimpleNamespace(simplex_look=simplex_look, simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
+    return SimpleNamespace(
+        simplex_look=simplex_look,
+        simplex_sweep=simplex_sweep,
+        box_sweep=box_sweep,
+        gram_sweep=gram_sweep,
+        row_sweep=row_sweep,
+    )
