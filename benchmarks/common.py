@@ -129,10 +129,10 @@ def conv_net() -> nn.Module:
 
 
 def begun(
-    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64
+    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64, seed: int = 0
 ) -> tuple[nn.Module, Tensor, Tensor]:
     """The MLP after a few steps of training on digits, and a batch for the next step."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     x, y = digits(dtype)
     net, loss = mlp(width).to(dtype), MultiClassHinge()
     optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3)
