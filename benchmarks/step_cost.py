@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.common import Options, figure, spread, write
 from proxsvm import ProxOptimizer
-from proxsvm.batch_norm import cheap_jvp
+from proxsvm.cheap_jvp import cheap_jvp
 from proxsvm.linearization import Linearization
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW

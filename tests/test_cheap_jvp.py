@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from proxsvm import ProxOptimizer
-from proxsvm.batch_norm import cheap_jvp
+from proxsvm.cheap_jvp import cheap_jvp
 from proxsvm.linearization import Linearization
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, MultiStepFW
@@ -26,6 +26,14 @@ NETS = {
     "3d": lambda: (
         nn.Sequential(nn.Conv3d(1, 3, 2), nn.BatchNorm3d(3), nn.Flatten(), nn.Linear(24, 3)),
         (6, 1, 3, 3, 3),
+    ),
+    "strides and groups": lambda: (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh(),
+            nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1, padding="same"),
+            nn.Flatten(), nn.Linear(18, 3),
+        ),
+        (6, 2, 6, 6),
     ),
     "no statistics": lambda: (
         nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)),
@@ -72,6 +80,19 @@ def test_it_trains_to_the_same_weights(solver):
         for _ in range(4):
             optimizer.step(lambda net=net, loss=loss: loss(net(x), y))
     torch.testing.assert_close(plain.state_dict(), cheap.state_dict())
+
+
+def test_frozen_parameters_have_no_part_in_it():
+    plain, cheap, x = pair("2d")
+    lines = []
+    for net in (plain, cheap):
+        net[0].weight.requires_grad_(False)
+        net[1].bias.requires_grad_(False)
+        net[3].weight.requires_grad_(False)
+        lines.append(Linearization(net(x), [p for p in net.parameters() if p.requires_grad]))
+    torch.manual_seed(1)
+    d = [torch.randn_like(p) for p in lines[0].params]
+    torch.testing.assert_close(lines[0].jvp(d), lines[1].jvp(d))
 
 
 def test_other_second_derivatives_are_refused():
