@@ -14,7 +14,8 @@ from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 from proxsvm.solvers.simplex_qp import simplex_qp
 
-NEAR = 0.1  # chosen, with the period of the vertices, by the steps that three small networks need
+# How far the nearest atom reaches, chosen with the period of the vertices by the steps that six small networks need.
+EARLY, LATER = 6, 0.1
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class CorrectiveFW(DualSolver):
     The new point is the oracle's atom, or, where the loss's hull has a closed form, the *nearest* atom: each sample
     moves by itself as far as a quadratic of curvature h around its present s_i allows,
 
-        argmax over the hull of  ⟨s, v_i⟩ + c − (h_i/2) ‖s − s_i‖²,      h a tenth of the last step's curvature
+        argmax over the hull of  ⟨s, v_i⟩ + c − (h_i/2) ‖s − s_i‖²
+
+    with h the curvature of the last step, and after a few steps a tenth of it.
 
     Args:
         max_steps: the most steps; each costs a vjp, and a jvp before the next. The end costs one more vjp.
@@ -75,7 +78,8 @@ class CorrectiveFW(DualSolver):
             elif hull is None or (steps > 2 and steps % 4 == 0):  # a vertex now and then reaches across the hull
                 seen.add(vertex)
             else:
-                h = (NEAR * seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * largest, 1e-30))
+                near = 1.0 if steps <= EARLY else LATER
+                h = (near * seen.curvature * p).clamp(min=max(1e-9 * seen.curvature * largest, 1e-30))
                 h = h.reshape(-1, *[1] * (v.dim() - 1))
                 seen.add(hull.nearest(v + h * _unflat(seen.now, seen.v0), h))
         return seen.point(self.max_steps, None)
