@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where tables and pictures go")
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with snli_1.0 and conll2000")
     parser.add_argument("--threads", type=int, default=1, help="of torch; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=None, help="timings of each, interleaved; the median counts")
     args = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> None:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     torch.set_num_threads(args.threads)
     repeats = args.repeats or (1 if args.quick else 3)
-    options = Options(args.quick, args.out, args.fashion, repeats)
+    options = Options(args.quick, args.out, args.fashion, repeats, args.data)
     for name in args.names or NAMES:
         importlib.import_module(f"benchmarks.{name}").main(options)
 

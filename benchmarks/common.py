@@ -24,12 +24,14 @@ from proxsvm.solvers import SingleStepFW
 
 @dataclass(frozen=True)
 class Options:
-    """``quick``: a smaller variant of the same; ``out``: where results go; ``fashion``: Debian's Fashion-MNIST."""
+    """``quick``: a smaller variant of the same; ``out``: where results go; ``fashion``: Debian's Fashion-MNIST;
+    ``data``: a folder with SNLI and CoNLL-2000."""
 
     quick: bool
     out: Path
     fashion: Path
     repeats: int
+    data: Path = Path("data")
 
 
 def interleaved(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -127,10 +129,10 @@ def conv_net() -> nn.Module:
 
 
 def begun(
-    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64
+    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64, seed: int = 0
 ) -> tuple[nn.Module, Tensor, Tensor]:
     """The MLP after a few steps of training on digits, and a batch for the next step."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     x, y = digits(dtype)
     net, loss = mlp(width).to(dtype), MultiClassHinge()
     optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3)
@@ -157,12 +159,14 @@ def fashion_mnist(path: Path, n: int) -> tuple[np.ndarray, np.ndarray, str]:
     return x, y, "MADE-UP data of 784 features (Fashion-MNIST is missing: apt-get install dataset-fashion-mnist)"
 
 
-def text_like(n: int, features: int = 30_000, words: int = 80, classes: int = 20) -> tuple[Any, np.ndarray]:
+def text_like(
+    n: int, features: int = 30_000, words: int = 80, classes: int = 20, seed: int = 0
+) -> tuple[Any, np.ndarray]:
     """Documents as sparse rows of unit length: words drawn by Zipf's law, a few of them typical of the class."""
     from scipy import sparse
     from sklearn.preprocessing import normalize
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=n)
     common = np.minimum(rng.zipf(1.3, (n, words)) - 1, features - 1)
     topical = (y[:, None] * 997 + np.minimum(rng.zipf(1.2, (n, words)) - 1, 2000)) % features
@@ -172,3 +176,44 @@ def text_like(n: int, features: int = 30_000, words: int = 80, classes: int = 20
     counts.sum_duplicates()
     idf = np.log(n / np.maximum(1, np.bincount(counts.indices, minlength=features)))
     return sparse.csr_matrix(normalize(counts.multiply(idf[None]).tocsr())), y
+
+
+def snli(path: Path, n: int) -> tuple[Any, np.ndarray] | None:
+    """n labelled sentence pairs of SNLI's dev set: tf-idf of the premise's words and of the hypothesis' words and
+    pairs of words, one of 3 labels. None where ``path/snli_1.0_dev.jsonl`` is missing."""
+    from scipy import sparse
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    file = path / "snli_1.0_dev.jsonl"
+    if not file.exists():
+        return None
+    pairs = [json.loads(line) for line in file.read_text().splitlines()]
+    pairs = [pair for pair in pairs if pair["gold_label"] != "-"][:n]
+    premise = TfidfVectorizer().fit_transform([pair["sentence1"] for pair in pairs])
+    hypothesis = TfidfVectorizer(ngram_range=(1, 2)).fit_transform([pair["sentence2"] for pair in pairs])
+    labels = np.unique([pair["gold_label"] for pair in pairs], return_inverse=True)[1]
+    return sparse.hstack([premise, hypothesis], format="csr"), labels
+
+
+def conll(path: Path, n: int) -> tuple[Any, np.ndarray] | None:
+    """n words of CoNLL-2000: indicators of the word, its endings and its neighbours, one of its chunk tags. None where
+    ``path/train.txt`` is missing."""
+    from sklearn.feature_extraction import DictVectorizer
+    from sklearn.preprocessing import normalize
+
+    file = path / "train.txt"
+    if not file.exists():
+        return None
+    seen: list[dict[str, str]] = []
+    tags: list[str] = []
+    for sentence in file.read_text().split("\n\n"):
+        lines = [line.split() for line in sentence.splitlines()]
+        words = ["<s>", *(line[0].lower() for line in lines), "</s>"]
+        for before, word, after, (_, _, tag) in zip(words, words[1:], words[2:], lines, strict=False):
+            pair = {"pair": f"{before} {word}", "next": f"{word} {after}"}
+            seen.append({"word": word, "before": before, "after": after, "end3": word[-3:], "end2": word[-2:], **pair})
+            tags.append(tag)
+        if len(tags) >= n:
+            break
+    X = normalize(DictVectorizer().fit_transform(seen[:n]).tocsr())
+    return X, np.unique(tags[:n], return_inverse=True)[1]

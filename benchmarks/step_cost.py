@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.common import Options, figure, interleaved, write
+from benchmarks.common import Options, figure, spread, write
 from proxsvm import ProxOptimizer
+from proxsvm.cheap_jvp import cheap_jvp
+from proxsvm.linearization import Linearization
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
@@ -30,6 +33,7 @@ def conv_net(width: int) -> nn.Module:
 def main(options: Options) -> None:
     torch.manual_seed(0)
     net, loss = conv_net(8 if options.quick else 16), MultiClassHinge(smooth=True)
+    nets = {"": net, ", cheap_jvp": cheap_jvp(copy.deepcopy(net))}
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
     solvers: dict[str, DualSolver] = {
         "SingleStepFW()": SingleStepFW(),
@@ -41,31 +45,49 @@ def main(options: Options) -> None:
     }
     state = {k: v.clone() for k, v in net.state_dict().items()}
 
-    def step(solver: DualSolver) -> Any:
+    def step(net: nn.Module, solver: DualSolver) -> Any:
         net.load_state_dict(state)
         optimizer = ProxOptimizer(loss, solver, net.parameters(), lr=1.0)
         optimizer.step(lambda: loss(net(x), y))
         return optimizer.last
 
-    for solver in solvers.values():
-        step(solver)
-    seconds = interleaved({name: lambda s=s: step(s) for name, s in solvers.items()}, 5 if options.quick else 15)
-    single = seconds["SingleStepFW()"]
+    runs = {
+        name + how: (lambda net=net, solver=solver: step(net, solver))
+        for name, solver in solvers.items()
+        for how, net in nets.items()
+    }
+    for how, net in copy.deepcopy(nets).items():  # the parts of a step; their weights stay
+        line = Linearization(net(x), list(net.parameters()))
+        s, d = torch.randn(32, 10) / 32, [torch.randn_like(w) for w in net.parameters()]
+        line.jvp(d)  # its graph is made once
+        runs |= {
+            f"forward pass{how}": lambda net=net: net(x),
+            f"vjp{how}": lambda line=line, s=s: line.vjp(s),
+            f"jvp{how}": lambda line=line, d=d: line.jvp(d),
+        }
+    quartiles = spread(runs, 5 if options.quick else 11, warm_up=1)
+    single = quartiles["SingleStepFW()"][1]
     rows = [
         {
-            "solver": name,
-            "milliseconds": 1000 * seconds[name],
-            "times a single step": seconds[name] / single,
-            "dual reached": float(step(solver).dual),
+            "what": name,
+            "milliseconds": 1000 * median,
+            "times a single step": median / single,
+            "dual reached": float(step(net, solvers[name.split(",")[0]]).dual) if "FW" in name else "",
         }
-        for name, solver in solvers.items()
+        for name, (_, median, _) in quartiles.items()
     ]
-    write(options, "step_cost", rows, "One training step, forward pass included: a conv net with batch norm, n = 32.")
+    note = (
+        "One training step, forward pass included: a conv net with batch norm, n = 32; and the parts of it. N steps "
+        "take a forward pass, N vjps and N − 1 jvps (CorrectiveFW one vjp more)."
+    )
+    write(options, "step_cost", rows, note)
 
     def draw(fig: Any, ax: Any) -> None:
-        bars = ax.barh([r["solver"] for r in rows], [r["times a single step"] for r in rows])
+        shown = [r for r in rows if "FW" in r["what"]]
+        colors = ["C1" if "cheap" in r["what"] else "C0" for r in shown]
+        bars = ax.barh([r["what"] for r in shown], [r["times a single step"] for r in shown], color=colors)
         ax.bar_label(bars, fmt="%.1f×")
         ax.invert_yaxis()
         ax.set(xlabel="cost of a training step, times a single step")
 
-    figure(options, "step_cost", draw, figsize=(7, 3.5))
+    figure(options, "step_cost", draw, figsize=(8, 5))

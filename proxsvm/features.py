@@ -111,7 +111,8 @@ def _transposed(X: Tensor) -> Tensor:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
+    small = max(len(values), *shape) < 2**31  # four bytes an index, which is also what the fast products take
+    index = torch.int32 if small else torch.int64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that CSR is in beta
-        starts, columns = starts.long(), columns.long()
-        return torch.sparse_csr_tensor(starts, columns, values, tuple(shape), check_invariants=True)
+        return torch.sparse_csr_tensor(starts.to(index), columns.to(index), values, tuple(shape), check_invariants=True)

@@ -327,6 +327,8 @@ class ProxProblem:
 
     def _q(self, point: DualPoint, group: Group, i: int) -> Tensor:
         """r + delta of parameter i."""
+        if not group.decay:
+            return point.delta[i].detach()
         return torch.add(point.delta[i], self.params[i].detach(), alpha=group.decay)
 
     def _of(self, group: Group) -> list[Tensor]:

@@ -23,7 +23,10 @@ BaseEstimator: Any = sklearn_base.BaseEstimator
 
 
 class LinearEstimator(BaseEstimator):  # type: ignore[misc]
-    """min over w of ½‖w‖² + C Σ_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = N·C."""
+    """min over w of ½‖w‖² + C Σ_i ω_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = C·Σω.
+
+    The sample weights ω are 1 unless given, so that η = N·C.
+    """
 
     def _check_options(self) -> None:
         if not self.C > 0:
@@ -38,15 +41,21 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
         return validation.validate_data(self, X, *y, reset=bool(y), **checks)
 
-    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array) -> Array:
+    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array, sample_weight: Any) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets what was learnt."""
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
-        eta = self.C * len(target)
+        omega = None
+        if sample_weight is not None:
+            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        eta = self.C * (len(target) if omega is None else float(omega.sum()))
+        if not eta > 0:
+            raise ValueError("every sample_weight is zero; expected at least one sample with a weight")
         problem = ProxProblem.from_features(
             loss,
             features if hasattr(features, "tocoo") else torch.as_tensor(features),
             torch.as_tensor(target),
             lr=eta,
+            sample_weight=None if omega is None else torch.as_tensor(omega),
         )
         seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
@@ -61,7 +70,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if self.warm_start:
             self._atom = point.atom, target
         self.n_iter_ = max(point.steps, 1)
-        self.dual_gap_ = float(point.gap) * eta  # the problem is the SVM's objective over η = N·C
+        self.dual_gap_ = float(point.gap) * eta  # the problem is the SVM's objective over η
         self.objective_ = float(point.dual + point.gap) * eta
         if gap > max(self.tol, _rounding(problem)):
             warnings.warn(

@@ -64,8 +64,11 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.solver = solver
 
-    def fit(self, X: Any, y: Any) -> LinearSVM:
-        """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
+        """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``.
+
+        ``sample_weight``: ``[n]``; sample i has C·ω_i for its C. 0 leaves it out, 2 is the sample twice.
+        """
         self._check_options()
         X, y = self._check_data(X, y)
         multiclass.check_classification_targets(y)
@@ -75,7 +78,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 f"LinearSVM needs samples of at least 2 classes in the data, but the data contains only one class: "
                 f"{self.classes_[0]!r}"
             )
-        w = self._solve(self.loss or MultiClassHinge(), X, target)
+        w = self._solve(self.loss or MultiClassHinge(), X, target, sample_weight)
         if len(self.classes_) == 2:  # one vector tells two classes apart
             w, self.intercept_ = w[1:] - w[:1], self.intercept_[1:] - self.intercept_[:1]
         self.coef_ = w

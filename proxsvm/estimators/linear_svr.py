@@ -63,12 +63,15 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.solver = solver
 
-    def fit(self, X: Any, y: Any) -> LinearSVR:
-        """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
+        """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.
+
+        ``sample_weight``: ``[n]``; sample i has C·ω_i for its C. 0 leaves it out, 2 is the sample twice.
+        """
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)
         loss = self.loss or L1Regression(self.epsilon)
-        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False))
+        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:

@@ -31,7 +31,8 @@ class BlockFW(DualSolver):
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.
         max_passes: the most passes over all the samples.
-        inner: on features, how many further rounds a pass makes over the samples that still move (shrinking).
+        inner: on features, how many further rounds a pass makes, at most, over the samples that still gain and the
+            classes that still matter (shrinking).
         max_entries: the limit of m·P + m², above which a network is refused.
         seed: of the random order.
         compiled: use numba; None means where it is installed, once the work repays compiling, which takes a second or
@@ -76,12 +77,13 @@ class BlockFW(DualSolver):
             blocks.begin(start)
         passes = 0
         while True:
+            blocks.compiled = blocks.compiled or self._compiled(blocks)
             dual, gap = blocks.look()
             clock(passes, dual, gap)
-            if not gap > self.tol * (gap + dual - blocks.dual_of_start) or passes == self.max_passes:
+            aim = self.tol * (gap + dual - blocks.dual_of_start)
+            if not gap > aim or passes == self.max_passes:
                 break
-            blocks.compiled = blocks.compiled or self._compiled(blocks)
-            blocks.sweep(rng)
+            blocks.sweep(rng, aim / 2)
             passes += 1
         return replace(blocks.point(), steps=max(passes, 1))  # 0 steps would mean: the start itself
 

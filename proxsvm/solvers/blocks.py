@@ -20,6 +20,8 @@ from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.kernels import Array, kernels
 
 ROUNDS = 10  # pairwise steps a visit of a block, where its hull has no closed form
+SMALL = 0.1  # samples that could gain less than this part of the mean are left out of a pass
+LEFT = 0.1  # a pass ends once its visits gain no more than this part of the gap that it began with
 
 
 class Blocks(ABC):
@@ -40,8 +42,8 @@ class Blocks(ABC):
         """Start from an atom for each sample."""
 
     @abstractmethod
-    def sweep(self, rng: np.random.Generator) -> None:
-        """Improve every block once, in random order."""
+    def sweep(self, rng: np.random.Generator, enough: float) -> None:
+        """Improve the blocks, in random order; a gap of ``enough`` would do."""
 
     @abstractmethod
     def combination(self) -> tuple[Array, Array]:
@@ -171,7 +173,7 @@ class GramBlocks(Blocks):
         x = self.p[:, None] * s
         return self.dual_of_start + float((x * self.v0).sum() + self.p @ c - (x * self._gx(s)).sum() / 2)
 
-    def sweep(self, rng: np.random.Generator) -> None:
+    def sweep(self, rng: np.random.Generator, enough: float) -> None:
         """Improve every block once."""
         h = self.hulls
         h.add(*self.found)
@@ -206,12 +208,14 @@ class RowBlocks(Blocks):
         hull = origin.loss.hull(detached, origin.target)
         kinds: dict[type, type[_Step]] = {Simplex: _SimplexStep, Box: _BoxStep}
         self.steps = kinds.get(type(hull), _AtomStep)(self, hull)
-        self.looks = self.sweeps = 0
-        self.work = self.rows[0].size * len(self.W)
+        self.looks, self.moved = 0, False
+        self.gain: Array | None = None
+        self.work = (self.rows[0].size + 100 * len(self.p)) * len(self.W)
 
     def begin(self, atom: Atom) -> None:
         """Start from an atom for each sample."""
         self.steps.begin(_flat(atom.s), to_numpy(atom.offset))
+        self.moved = True
         self._refresh()
 
     def combination(self) -> tuple[Array, Array]:
@@ -225,6 +229,8 @@ class RowBlocks(Blocks):
 
     def scores(self) -> Array:
         """v at the present point."""
+        if self.w is None and not self.moved:
+            return np.zeros((len(self.p), len(self.W)))
         self.looks += 1
         if self.looks % 20 == 0:
             self._refresh()
@@ -238,10 +244,19 @@ class RowBlocks(Blocks):
         d = (self.W if self.w is None else self.W - self.w).ravel(order="K")
         return float(lam - np.dot(d, d.astype(np.float64, copy=False)) / (2 * self.eta))
 
-    def ahead(self, v: Array, s: Array, c: Array) -> Array:
-        """As every block; a closed form knows its best atom without the oracle."""
-        gain = self.steps.ahead(v)
-        return super().ahead(v, s, c) if gain is None else gain
+    def look(self) -> tuple[float, float]:
+        """D and the certified gap; a closed form tells them without the oracle."""
+        v = self.scores()
+        known = self.steps.look(v)
+        if known is None or self.w is not None:
+            s, c = self.combination()
+            gain, dual = self.ahead(v, s, c) if known is None else known[0], self.dual(s, c)
+            self.gain = None if known is None else gain  # which atoms matter shows in several passes: all are visited
+        else:
+            self.gain, worth = known
+            gain, dual = self.gain, float((self.p * worth).sum())  # from w = 0, ‖d‖² is −η Σ p ⟨s, v⟩
+        self.looked = dual, float((self.p * gain).sum())
+        return self.looked
 
     def point(self) -> DualPoint:
         """Straight from the weights, r + delta = −d/η, which saves a product with Xᵀ; exact up to rounding."""
@@ -253,19 +268,22 @@ class RowBlocks(Blocks):
         value, ahead = (one * x for x in self.looked)
         return DualPoint([delta], lam, one, 1, dual=value, gap=ahead, atom=atom)
 
-    def sweep(self, rng: np.random.Generator) -> None:
-        """Improve every block once, then those that still move, a few rounds at first and more in every pass."""
-        self.sweeps += 1
-        order, run = rng.permutation(len(self.p)), kernels(self.compiled, self.sparse)
-        least = max(10.0 ** -(self.sweeps + 1), 1e-6)
-        front = self.steps.sweep(run, order, True, least)
-        self.work += (self.rows[0].size + 100 * len(order)) * len(self.W)
-        for _ in range(min(self.inner, 2 ** (self.sweeps + 1))):
-            if front <= len(self.p) // 100:
+    def sweep(self, rng: np.random.Generator, enough: float) -> None:
+        """Visit the samples that have something to gain, then those that gained, until little of the gap is left."""
+        run, gap, self.moved = self.run(), self.eta * self.looked[1], True
+        least, enough = SMALL * gap / len(self.p), max(self.eta * enough, LEFT * gap)
+        order = np.flatnonzero(self.step if self.gain is None else self.step * self.gain > least)
+        for _ in range(1 + self.inner):
+            rng.shuffle(order)
+            front, total = self.steps.sweep(run, order, least)
+            self.work += (self.rows[0].size + 100 * len(self.p)) * len(self.W) * len(order) // len(self.p)
+            order = order[:front]
+            if total <= enough:
                 return
-            order = rng.permutation(order[:front])
-            front = self.steps.sweep(run, order, False, least)
-            self.work += 100 * len(order) * len(self.W)
+
+    def run(self) -> SimpleNamespace:
+        """The loops."""
+        return kernels(self.compiled, self.sparse)
 
 
 class _Step(ABC):
@@ -280,26 +298,26 @@ class _Step(ABC):
     @abstractmethod
     def combination(self) -> tuple[Array, Array]: ...
 
-    def ahead(self, v: Array) -> Array | None:
-        """What the best atom at v is worth more than the present one, where the hull's formula tells."""
+    def look(self, v: Array) -> tuple[Array, Array] | None:
+        """How much more the best atom at v is worth than the present one, and c + ½⟨s, v⟩ of the present one, ``[n]``
+        both; None where the hull has no formula."""
         return None
 
     @abstractmethod
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
-        """Visit ``order``; move those worth another visit to its front and return how many they are."""
+    def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
+        """Visit ``order``; see ``simplex_sweep`` in :mod:`proxsvm.solvers.kernels`."""
 
 
 class _SimplexStep(_Step):
-    SLACK = 0.3  # a class this far in score from having a weight is looked at in every round
-
     def __init__(self, blocks: RowBlocks, hull: Simplex) -> None:
         super().__init__(blocks, hull)
-        self.cost, y = to_numpy(hull.cost), hull.target.cpu().numpy()
+        self.cost, self.target = to_numpy(hull.cost), hull.target.cpu().numpy()
         self.e_y = np.zeros_like(self.cost)
-        self.e_y[np.arange(len(y)), y] = 1.0
+        self.e_y[np.arange(len(self.target)), self.target] = 1.0
         self.alpha = self.e_y.copy()
         n, K = self.cost.shape
-        self.live, self.lives = np.zeros((n, K), np.int64), np.zeros(n, np.int64)
+        self.live, self.lives = np.zeros((n, K), np.int32), np.zeros(n, np.int32)
+        self.gain, self.worth = np.zeros(n), np.zeros(n)
 
     def begin(self, s: Array, c: Array) -> None:
         self.alpha = np.maximum(s + self.e_y, 0.0)
@@ -307,15 +325,16 @@ class _SimplexStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.alpha - self.e_y, (self.alpha * self.cost).sum(1)
 
-    def ahead(self, v: Array) -> Array:
-        augmented = v + self.cost
-        gain: Array = augmented.max(1) - (self.alpha * augmented).sum(1)
-        return gain
+    def look(self, v: Array) -> tuple[Array, Array]:
+        state = self.cost, self.alpha, self.target, self.live, self.lives
+        self.blocks.run().simplex_look(v, *state, self.gain, self.worth)
+        return self.gain, self.worth
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
         b = self.blocks
         state = self.cost, self.alpha, self.live, self.lives
-        return int(run.simplex_sweep(order, full, least, self.SLACK, b.step, b.h, *state, b.W, *b.rows))
+        front, total = run.simplex_sweep(order, least, b.step, b.h, *state, b.W, *b.rows)
+        return int(front), float(total)
 
 
 class _BoxStep(_Step):
@@ -331,17 +350,18 @@ class _BoxStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1)
 
-    def ahead(self, v: Array) -> Array:
+    def look(self, v: Array) -> tuple[Array, Array]:
         residual = v - self.center
         ends = (end * residual - self.band * np.abs(end) for end in (self.low, self.high, self.s))
         at_low, at_high, now = ends
-        gain: Array = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
-        return gain
+        gain = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
+        return gain, (now - self.s * v / 2).sum(1)
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
         b = self.blocks
         box = self.low, self.high, self.center, self.band, self.s
-        return int(run.box_sweep(order, least, b.step, b.h, *box, b.W, *b.rows))
+        front, total = run.box_sweep(order, least, b.step, b.h, *box, b.W, *b.rows)
+        return int(front), float(total)
 
 
 class _AtomStep(_Step):
@@ -357,12 +377,11 @@ class _AtomStep(_Step):
     def combination(self) -> tuple[Array, Array]:
         return self.hulls.combination()
 
-    def sweep(self, run: SimpleNamespace, order: Array, full: bool, least: float) -> int:
+    def sweep(self, run: SimpleNamespace, order: Array, least: float) -> tuple[int, float]:
         b, h = self.blocks, self.hulls
-        if full:
-            h.add(*b.found)
+        h.add(*b.found)
         run.row_sweep(order, ROUNDS, b.step, b.h, h.A, h.c, h.a, h.counts, b.W, *b.rows)
-        return 0
+        return 0, 0.0
 
 
 def to_numpy(x: Tensor) -> Array:
@@ -373,7 +392,8 @@ def to_numpy(x: Tensor) -> Array:
 
 def _flat(scores: Scores) -> Array:
     """Scores as ``[n, M]``."""
-    return np.ascontiguousarray(np.hstack([to_numpy(u).reshape(len(u), -1) for u in parts(scores)]))
+    arrays = [to_numpy(u).reshape(len(u), -1) for u in parts(scores)]
+    return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.hstack(arrays))
 
 
 def _rows(features: Tensor) -> tuple[Array, Array, Array]:
@@ -390,6 +410,8 @@ def _squared_norms(features: Tensor) -> Array:
     if features.layout is torch.strided:
         X = features.cpu().numpy()
         return np.asarray(np.einsum("nf,nf->n", X, X, dtype=np.float64))
-    data, _, indptr = _rows(features)
-    row = np.repeat(np.arange(len(features)), np.diff(indptr))
-    return np.bincount(row, np.square(data, dtype=np.float64), minlength=len(features))
+    data, _, starts = _rows(features)
+    norms, filled = np.zeros(len(features)), np.flatnonzero(np.diff(starts))
+    if len(filled):
+        norms[filled] = np.add.reduceat(np.square(data, dtype=np.float64), starts[filled])
+    return norms

@@ -121,53 +121,69 @@ def _dense_update_loop(
             w[f] += scale * x[f]
 
 
+# The classes of a feature lie side by side in memory. Of many of them the compiler makes vectors, and all are faster
+# than some; of a few, the sums stay in registers.
+
+
 def _sparse_scores_loop(
     W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    begin, end = starts[i], starts[i + 1]
-    K = W.shape[0]
-    if 4 * size >= K:  # many classes, side by side in memory: a vector of sums is faster than picking some
-        sums = np.zeros(K, W.dtype)
+    begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
+    if size > 4 and 8 * size >= W.shape[0]:
+        z[:] = 0.0
         for at in range(begin, end):
             f, x = indices[at], data[at]
-            for k in range(K):
-                sums[k] += W[k, f] * x
-        for j in range(size):
-            z[j] = sums[ks[j]]
-        return
-    j = 0
-    while j + 4 <= size:  # four classes at a time: near in memory, and four sums that do not wait for one another
-        k, l, m, n = ks[j], ks[j + 1], ks[j + 2], ks[j + 3]
-        a = b = c = d = W.dtype.type(0)
+            for k in range(W.shape[0]):
+                z[k] += W[k, f] * x
+        for j in range(size):  # ks ascends, so nothing is overwritten before it is read
+            z[j] = z[ks[j]]
+    elif size <= 2:
+        k, l, a, b = ks[0], ks[last], zero, zero
         for at in range(begin, end):
             f, x = indices[at], data[at]
             a += W[k, f] * x
             b += W[l, f] * x
-            c += W[m, f] * x
-            d += W[n, f] * x
-        z[j], z[j + 1], z[j + 2], z[j + 3] = a, b, c, d
-        j += 4
-    while j < size:
-        k, a = ks[j], W.dtype.type(0)
-        for at in range(begin, end):
-            a += W[k, indices[at]] * data[at]
-        z[j] = a
-        j += 1
+        z[0] = a
+        z[last] = b
+    else:
+        for j in range(0, size, 4):
+            k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
+            a = b = c = d = zero
+            for at in range(begin, end):
+                f, x = indices[at], data[at]
+                a += W[k, f] * x
+                b += W[l, f] * x
+                c += W[m, f] * x
+                d += W[n, f] * x
+            z[min(j + 3, last)] = d
+            z[min(j + 2, last)] = c
+            z[min(j + 1, last)] = b
+            z[j] = a
 
 
 def _sparse_update_loop(
     W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    if size == W.shape[0]:
-        for at in range(starts[i], starts[i + 1]):
+    begin, end = starts[i], starts[i + 1]
+    if size > 2 and 8 * size >= W.shape[0]:
+        everyone = np.zeros(W.shape[0], W.dtype)
+        for j in range(size):
+            everyone[ks[j]] = g[j]
+        for at in range(begin, end):
             f, x = indices[at], data[at]
-            for k in range(size):
-                W[k, f] += g[k] * x
-    else:
-        for at in range(starts[i], starts[i + 1]):
+            for k in range(W.shape[0]):
+                W[k, f] += everyone[k] * x
+        return
+    for j in range(0, size - 1, 2):
+        k, l, a, b = ks[j], ks[j + 1], W.dtype.type(g[j]), W.dtype.type(g[j + 1])
+        for at in range(begin, end):
             f, x = indices[at], data[at]
-            for j in range(size):
-                W[ks[j], f] += g[j] * x
+            W[k, f] += a * x
+            W[l, f] += b * x
+    if size % 2 == 1:
+        k, a = ks[size - 1], W.dtype.type(g[size - 1])
+        for at in range(begin, end):
+            W[k, indices[at]] += a * data[at]
 
 
 def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
@@ -175,30 +191,61 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
     def threshold(z: Array, size: int) -> Any:
         """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
 
-        Entries below θ are dropped until none is; the largest never is, because θ ≤ −1/size < 0 = its value.
+        Entries below θ are dropped until none is; the largest never is, because θ < 0 = its value. θ is at least −1.
+        The sums have no branches, which would be mispredicted.
         """
         largest = z[0]
-        for k in range(1, size):
-            largest = max(largest, z[k])
-        for k in range(size):
-            z[k] -= largest
-        theta, kept = -np.inf, size + 1
+        for j in range(1, size):
+            largest = max(largest, z[j])
+        for j in range(size):
+            z[j] -= largest
+        if size == 2:  # the most frequent case
+            return max((z[0] + z[1] - 1.0) / 2.0, -1.0)
+        theta, kept = -1.0, size + 1.0
         while True:
-            total, count = 0.0, 0
-            for k in range(size):
-                if z[k] > theta:
-                    total += z[k]
-                    count += 1
+            total, count = 0.0, 0.0
+            for j in range(size):
+                total += z[j] if z[j] > theta else 0.0
+                count += 1.0 if z[j] > theta else 0.0
             if count >= kept:
                 return theta
             theta, kept = (total - 1.0) / count, count
 
     @jit
+    def simplex_look(
+        v: Array,
+        cost: Array,
+        alpha: Array,
+        target: Array,
+        live: Array,
+        lives: Array,
+        gain: Array,
+        worth: Array,
+    ) -> None:
+        """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its
+        classes are ``live``: those with weight, and those that are worth as much as the least of them."""
+        n, K = v.shape
+        for i in range(n):
+            most, least, mean, c = -np.inf, np.inf, 0.0, 0.0
+            for k in range(K):
+                value, a = v[i, k] + cost[i, k], alpha[i, k]
+                most = max(most, value)
+                if a > 0:
+                    least = min(least, value)
+                    mean += a * value
+                    c += a * cost[i, k]
+            gain[i], worth[i] = most - mean, (mean + c - v[i, target[i]]) / 2
+            count = 0
+            for k in range(K):
+                if alpha[i, k] > 0 or v[i, k] + cost[i, k] >= least:
+                    live[i, count] = k
+                    count += 1
+            lives[i] = count
+
+    @jit
     def simplex_sweep(
         order: Array,
-        full: bool,
         least: float,
-        slack: float,
         step: Array,
         h: Array,
         cost: Array,
@@ -209,49 +256,52 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         data: Array,
         indices: Array,
         starts: Array,
-    ) -> int:
-        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order``.
+    ) -> Any:
+        """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on the samples in ``order`` and their live
+        classes. Those that are left without a reason to get weight are live no more, until the next look.
 
-        A ``full`` sweep looks at every class and notes the ``live`` ones: those with α_k > 0 or within ``slack`` of
-        it. The others look at the live classes alone. The samples worth another look, because they moved
-        by more than ``least``, come to the front of ``order``; returns how many they are.
+        The samples that gained more than ``least``, in units of η·D, come to the front of ``order``; returns how many
+        they are, and the sum of all gains.
         """
         K = W.shape[0]
-        everyone = np.arange(K)
         z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
-        front = 0
+        front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
-            ks = everyone if full else live[i]
-            size = K if full else lives[i]
+            ks, size, over_h = live[i], lives[i], 1.0 / h[i]
+            if size < 2:
+                continue
             row_scores(W, ks, size, z, i, data, indices, starts)
-            for j in range(size):
-                z[j] = alpha[i, ks[j]] + (z[j] + cost[i, ks[j]]) / h[i]
-            theta = threshold(z, size)
-            count, moved, inside = 0, False, False
+            most, mean = -np.inf, 0.0
             for j in range(size):
                 k = ks[j]
-                new = max(z[j] - theta, 0.0)
-                change = new - alpha[i, k]
-                if abs(change) > 1e-14:
-                    alpha[i, k] = new
-                    moving[count], g[count] = k, -step[i] * change
-                    count += 1
-                    moved = moved or abs(change) > least
-                inside = inside or 0.0 < new < 1.0
-            row_update(W, moving, count, g, i, data, indices, starts)
-            if full:
-                count = 0
-                for k in range(K):
-                    if alpha[i, k] > 0 or z[k] > theta - slack / h[i]:
-                        live[i, count] = k
+                value, a = z[j] + cost[i, k], alpha[i, k]
+                most = max(most, value)
+                mean += a * value
+                z[j] = a + value * over_h
+            theta = threshold(z, size)
+            count, left = 0, 0
+            for j in range(size):
+                k = ks[j]
+                if z[j] >= theta or alpha[i, k] > 0:
+                    new = max(z[j] - theta, 0.0)
+                    change = new - alpha[i, k]
+                    if abs(change) > 1e-14:
+                        alpha[i, k] = new
+                        moving[count], g[count] = k, -step[i] * change
                         count += 1
-                lives[i] = count
-                moved = moved or inside
-            if moved:
+                    if z[j] >= theta:
+                        ks[left] = k
+                        left += 1
+            lives[i] = left
+            if count > 0:
+                row_update(W, moving, count, g, i, data, indices, starts)
+            gain = (most - mean) * step[i]
+            total += gain
+            if gain > least:
                 order[front] = i
                 front += 1
-        return front
+        return front, total
 
     @jit
     def box_sweep(
@@ -268,31 +318,35 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         data: Array,
         indices: Array,
         starts: Array,
-    ) -> int:
-        """The exact coordinate step of the box. Those that moved by more than ``least`` come to the front."""
+    ) -> Any:
+        """The exact coordinate step of the box; ``order`` and what it returns are as in ``simplex_sweep``."""
         M = W.shape[0]
         everyone = np.arange(M)
         z, g, moving = np.empty(M), np.empty(M), np.empty(M, np.int64)
-        front = 0
+        front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
-            count, moved = 0, False
+            count, gain = 0, 0.0
             row_scores(W, everyone, M, z, i, data, indices, starts)
             for k in range(M):
-                residual = h[i] * s[i, k] + z[k] - center[i, k]
+                residual, old = z[k] - center[i, k], s[i, k]
+                best = max(high[i, k] * (residual - band), low[i, k] * (residual + band), 0.0)
+                gain += best - old * residual + band * abs(old)
+                residual += h[i] * old
                 size = max(abs(residual) - band, 0.0) / h[i]
                 new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
-                change = new - s[i, k]
-                if abs(change) > 1e-14:
+                if abs(new - old) > 1e-14:
                     s[i, k] = new
-                    moving[count], g[count] = k, -step[i] * change
+                    moving[count], g[count] = k, -step[i] * (new - old)
                     count += 1
-                    moved = moved or abs(change) > least
-            row_update(W, moving, count, g, i, data, indices, starts)
-            if moved:
+            if count > 0:
+                row_update(W, moving, count, g, i, data, indices, starts)
+            gain *= step[i]
+            total += gain
+            if gain > least:
                 order[front] = i
                 front += 1
-        return front
+        return front, total
 
     @jit
     def pairwise(
@@ -381,4 +435,10 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                 ds[k] *= -step[i]
             row_update(W, everyone, M, ds, i, data, indices, starts)
 
-    return SimpleNamespace(simplex_sweep=simplex_sweep, box_sweep=box_sweep, gram_sweep=gram_sweep, row_sweep=row_sweep)
+    return SimpleNamespace(
+        simplex_look=simplex_look,
+        simplex_sweep=simplex_sweep,
+        box_sweep=box_sweep,
+        gram_sweep=gram_sweep,
+        row_sweep=row_sweep,
+    )
