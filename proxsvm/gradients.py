@@ -15,6 +15,7 @@ from proxsvm.distributed import Ranks, by_copies, is_sharded
 from proxsvm.groups import Group, flatten
 from proxsvm.point import Scaled
 from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.update import Sweeps
 
 
 class MeasuredProblem(ProxProblem):
@@ -42,6 +43,7 @@ def measure(
     ranks: Ranks | None = None,
     scale: Tensor | None = None,
     max_norm: float | None = None,
+    sweeps: Sweeps | None = None,
 ) -> tuple[ProxProblem, Tensor]:
     """The problem of ``grads`` and ``value``, reduced over the ranks, unscaled and clipped; and the value, reduced.
 
@@ -60,12 +62,13 @@ def measure(
         ranks: the ranks over which the gradients were averaged.
         scale: S, the loss scale that the gradients still carry.
         max_norm: the largest ‖g‖ that a step trusts.
+        sweeps: what makes the sweeps over the parameters.
     """
     sharded = ranks is not None and any(is_sharded(p) for p in owners)
 
     def shares(groups: Sequence[dict[str, Any]]) -> ProxProblem:
         split = by_copies(groups, owners, ranks.size) if ranks is not None and sharded else groups
-        return ProxProblem.from_gradients(grads, value, split)
+        return ProxProblem.from_gradients(grads, value, split, sweeps=None if sharded else sweeps)
 
     wait = ranks.start_sum(value / ranks.size) if ranks is not None and not sharded else None
     problem = shares(groups)

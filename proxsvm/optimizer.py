@@ -20,14 +20,16 @@ from proxsvm.distributed import (
     ranks_of,
     reached,
 )
+from proxsvm.fused import FusedSweeps
 from proxsvm.gradients import measure
 from proxsvm.groups import Number
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
 from proxsvm.point import Scaled
 from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.record import Record
-from proxsvm.scaling import LossScale, Scalable
+from proxsvm.scaling import NO_SCALE, LossScale, Scalable
 from proxsvm.solvers.base import DualSolver
+from proxsvm.update import Sweeps, zeros_like
 
 
 class StepReport(NamedTuple):
@@ -64,6 +66,10 @@ class ProxOptimizer(Scalable):
         process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
             torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
             ``None`` says that this process trains on its own gradients.
+        fused: walk the weights in two loops compiled by numba (the extra ``fast``), in float32 and float64 on the CPU:
+            less than half the time of the default, and no temporary memory. The numbers are the default's to rounding,
+            state and checkpoints are the same. Elsewhere (a GPU, half precision, strides of their own,
+            ``torch.compile``) it makes no difference.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -89,6 +95,7 @@ class ProxOptimizer(Scalable):
         nonfinite: Literal["skip", "raise"] = "skip",
         max_grad_norm: float | None = None,
         process_group: GroupLike = "default",
+        fused: bool = False,
     ) -> None:
         if not isinstance(loss, PiecewiseLinearLoss):
             raise TypeError(
@@ -112,7 +119,7 @@ class ProxOptimizer(Scalable):
             raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
-        self.max_grad_norm, self.process_group = max_grad_norm, process_group
+        self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
         self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self.skipped = torch.zeros((), dtype=torch.long, device=self.param_groups[0]["params"][0].device)
         self._watch()
@@ -121,6 +128,7 @@ class ProxOptimizer(Scalable):
         first = self.param_groups[0]["params"][0]
         like = torch.empty((), dtype=_accumulator(first.dtype), device=first.device)
         me = weakref.ref(self)  # the record must not keep its optimizer alive
+        self._sweeps = FusedSweeps() if self.fused else Sweeps()
         self._record = Record(self.loss, like, stale=lambda: (o := me()) is not None and o._has_no_gradients())
         self._replicas_checked = False
 
@@ -211,7 +219,8 @@ class ProxOptimizer(Scalable):
             )
         groups = self._groups(lambda p: p.grad is not None)
         owners = [p for g in groups for p in g["params"]]
-        if any(p.grad.is_sparse for p in owners):
+        grads = [p.grad for p in owners]
+        if any(g.is_sparse for g in grads):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
         scale = LossScale.of(self)
         value = self._record.value if loss is None else torch.as_tensor(loss).detach()
@@ -232,15 +241,23 @@ class ProxOptimizer(Scalable):
                 "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
                 "over: leave process_group at 'default', or give it the ranks of the device mesh"
             )
-        grads = [local_grad(p) if sharded else p.grad for p in owners]
+        if sharded:
+            grads = [local_grad(p) for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
         if loss is None and scale.of_value is not None:
             value = value / scale.of_value.to(value)
         parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups] if sharded else groups
         problem, value = measure(
-            grads, value, parts, owners, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+            grads,
+            value,
+            parts,
+            owners,
+            ranks=ranks,
+            scale=scale.of_gradients,
+            max_norm=self.max_grad_norm,
+            sweeps=self._sweeps,
         )
-        self._take(self.solver.solve(problem), problem, value, groups, scale.found_inf)
+        self._take(self.solver.solve(problem), problem, value, groups, scale)
         self._record.spend(owners[0])
         return value
 
@@ -250,13 +267,13 @@ class ProxOptimizer(Scalable):
         problem: ProxProblem,
         value: Tensor,
         groups: list[dict[str, Any]],
-        found_inf: Tensor | None = None,
+        scale: LossScale = NO_SCALE,
     ) -> None:
         """Move the parameters of ``groups``, whose local parts are the problem's, in order."""
         dual = problem.dual(point) if point.dual is None else point.dual
         finite = sound = dual.isfinite() & value.isfinite()
-        if found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
-            overflow = found_inf.to(dual.device) > 0
+        if scale.found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
+            overflow = scale.found_inf.to(dual.device) > 0
             finite, sound = finite & ~overflow, finite | overflow
         if self.nonfinite == "raise" and not sound:
             self.forget_scale()
@@ -268,26 +285,34 @@ class ProxOptimizer(Scalable):
         if self.skipped.device != finite.device:  # the model has moved
             self.skipped = self.skipped.to(finite.device)
         self.skipped += ~finite
-        self._init_state(groups)
         owners = [p for g in groups for p in g["params"]]
         momentum = [g["momentum"] for g in groups for _ in g["params"]]
         one, skip = torch.ones_like(dual), (~finite).to(torch.float32)
-        factor, x = (point.delta.factor, point.delta.tensors) if isinstance(point.delta, Scaled) else (one, point.delta)
+        # delta is factor · x and gamma · r is factor · held · r
+        held: Tensor | None = point.gamma
+        factor, x = one, point.delta
+        if isinstance(point.delta, Scaled):  # a single step: factor = gamma / S
+            factor, x, held = point.delta.factor, point.delta.tensors, scale.of_gradients
         for group, at, sweep in problem.sweeps(x):
             eta, device, mu = group.eta * one, problem.params[at[0]].device, momentum[at[0]]
-            pull = shrink = None
+            pull: Number | None = None
+            shrink = None
             if group.decay:
-                pull = (eta * group.decay * point.gamma).to(device)
+                pull = group.decay if held is None else (group.decay * held).to(device)
                 shrink = torch.where(finite, 1 - eta * group.decay * (1 - point.gamma), one).to(device)
-            z = [local(self.state[owners[i]]["z"]) for i in at] if mu else None
+            z = self._velocities([owners[i] for i in at]) if mu else None
             sweep.advance(z, push=(eta * factor).to(device), pull=pull, shrink=shrink, mu=mu, skip=skip.to(device))
 
-    def _init_state(self, groups: list[dict[str, Any]]) -> None:
-        """Make the state that is missing."""
-        for g in groups:
-            for p in g["params"]:
-                if g["momentum"] and "z" not in self.state[p]:
-                    self.state[p]["z"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    def _velocities(self, params: list[Tensor]) -> list[Tensor]:
+        """z of parameters of one kind; what is missing is made."""
+        state = self.state
+        missing = [p for p in params if "z" not in state[p]]
+        sharded = any(is_sharded(p) for p in params)
+        if missing:
+            made = [torch.zeros_like(p) for p in missing] if sharded else zeros_like(missing)
+            for p, z in zip(missing, made, strict=True):
+                state[p]["z"] = z
+        return [local(state[p]["z"]) for p in params] if sharded else [state[p]["z"] for p in params]
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
         return [{**g, "params": [p for p in g["params"] if wanted(p)]} for g in self.param_groups]
@@ -369,7 +394,7 @@ class ProxOptimizer(Scalable):
         super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "_reports", "skipped")
+        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "_reports", "skipped")
         return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

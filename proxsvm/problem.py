@@ -22,7 +22,7 @@ from proxsvm.groups import Group, Number, Params, flatten
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
 from proxsvm.point import DualPoint, Scaled
-from proxsvm.update import Sweep
+from proxsvm.update import Sweep, Sweeps
 
 __all__ = ["DualPoint", "ProxProblem"]
 
@@ -48,8 +48,10 @@ class ProxProblem:
         origin: Origin | None = None,
         linearization: Linearization | None = None,
         first: DualPoint | None = None,
+        sweeps: Sweeps | None = None,
     ) -> None:
         self.params, self.groups = params, groups
+        self._sweeps = Sweeps() if sweeps is None else sweeps
         self._origin, self._linearization, self._first = origin, linearization, first
         self._swept: tuple[Sequence[Tensor], list[tuple[Group, list[int], Sweep]]] | None = None
 
@@ -116,11 +118,12 @@ class ProxProblem:
         *,
         lr: Number | None = None,
         weight_decay: float = 0.0,
+        sweeps: Sweeps | None = None,
     ) -> ProxProblem:
         """What is left of the problem after ``backward()``: its first vertex, delta_s = grads and lam_s = value."""
         flat, groups = flatten(params, lr, weight_decay)
         one = torch.ones_like(value)
-        return cls(flat, groups, first=DualPoint(grads, value, one, 1))
+        return cls(flat, groups, first=DualPoint(grads, value, one, 1), sweeps=sweeps)
 
     @classmethod
     def from_features(
@@ -315,7 +318,8 @@ class ProxProblem:
                 kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
                 for i in group.at:
                     kinds.setdefault((self.params[i].device, self.params[i].dtype), []).append(i)
-                made += [(group, at, Sweep([self.params[i] for i in at], [x[i] for i in at])) for at in kinds.values()]
+                for at in kinds.values():
+                    made.append((group, at, self._sweeps.over([self.params[i] for i in at], [x[i] for i in at])))
             self._swept = x, made
         return self._swept[1]
 
