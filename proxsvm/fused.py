@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from operator import attrgetter
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -17,9 +19,9 @@ import torch
 from torch import Tensor
 
 from proxsvm.extras import load
-from proxsvm.update import Sweep, Sweeps
+from proxsvm.update import PLAIN, Sweep, Sweeps
 
-CHUNK = 1 << 13  # elements that a thread walks at a time
+CHUNK = 1 << 12  # elements that a thread walks at a time
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -31,14 +33,23 @@ class FusedSweeps(Sweeps):
         super().__init__()
         load("numba", extra="fast")  # say now that it is missing
         self._chunks: dict[object, Chunks] = {}
+        self._threads = 0, 0
 
     def over(self, w: Sequence[Tensor], x: Sequence[Tensor]) -> Sweep:
         """A sweep over tensors of one dtype on one device."""
         if torch.compiler.is_compiling() or not _in_memory([*w, *x], w[0].dtype):
             return super().over(w, x)
-        sizes = [t.numel() for t in w]
+        self._use_threads_of_torch()
+        sizes = list(map(Tensor.numel, w))
         chunks = self.kept(self._chunks, (w[0].dtype, *sizes), lambda: Chunks(sizes, w[0].itemsize))
         return FusedSweep(w, x, chunks, self)
+
+    def _use_threads_of_torch(self) -> None:
+        wanted = get_ident(), torch.get_num_threads()  # numba counts for each thread of Python
+        if self._threads != wanted:
+            numba = load("numba", extra="fast")
+            numba.set_num_threads(min(wanted[1], numba.config.NUMBA_NUM_THREADS))
+            self._threads = wanted
 
 
 class Chunks:
@@ -52,7 +63,7 @@ class Chunks:
 
     def addresses(self, tensors: Sequence[Tensor]) -> Array:
         """Where each chunk lies."""
-        return np.array([t.data_ptr() for t in tensors], dtype=np.uint64)[self.tensor] + self.start
+        return np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, len(tensors))[self.tensor] + self.start
 
 
 class FusedSweep(Sweep):
@@ -65,9 +76,9 @@ class FusedSweep(Sweep):
 
     def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩; only the first ``with_w=False``."""
-        sums = np.empty((len(self._chunks.length), 3))
-        _loops(self.w[0].dtype).products(self._at_w, self._at_x, self._chunks.length, sums, with_w)
-        xx, wx, ww = torch.from_numpy(sums.sum(0)).to(self.w[0].dtype).unbind()
+        sums = torch.empty(3, dtype=self.w[0].dtype)
+        _loops(self.w[0].dtype).products(self._at_w, self._at_x, self._chunks.length, with_w, sums.numpy())
+        xx, wx, ww = sums.unbind()
         return xx, wx, ww
 
     def advance(
@@ -85,36 +96,30 @@ class FusedSweep(Sweep):
         if z is not None and not _in_memory(z, w[0].dtype):
             other = Sweeps.over(self._sweeps, w, self.x)
             return other.advance(z, push=push, pull=pull, shrink=shrink, mu=mu, skip=skip)
-        one = torch.ones_like(push)
-        numbers = [push, torch.as_tensor(0.0 if pull is None else pull), one if shrink is None else shrink, skip]
-        scalars = torch.stack([x.to(w[0].dtype) for x in numbers]).numpy()
+        rest = torch.as_tensor(0.0 if pull is None else pull), torch.ones_like(push) if shrink is None else shrink
+        scalars = torch.stack([push, *rest, skip]).to(w[0].dtype).numpy()
         at_z = np.empty(0, dtype=np.uint64) if z is None else self._chunks.addresses(z)
         _loops(w[0].dtype).advance(self._at_w, self._at_x, at_z, length, scalars, scalars.dtype.type(mu))
-        torch.autograd.graph.increment_version([*w, *(z or [])])
+        torch.autograd.graph.increment_version(w)
 
 
 def _in_memory(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether a loop can walk the tensors' memory: contiguous floats on the CPU, and no subclass with its own ideas."""
-    return dtype in (torch.float32, torch.float64) and all(
-        type(t) in _PLAIN and t.dtype == dtype and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+    return (
+        dtype in (torch.float32, torch.float64)
+        and PLAIN.issuperset(map(type, tensors))
+        and all(map(attrgetter("is_cpu"), tensors))
+        and {dtype}.issuperset(map(attrgetter("dtype"), tensors))
+        and all(map(Tensor.is_contiguous, tensors))
     )
 
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
-
-def _loops(dtype: torch.dtype) -> SimpleNamespace:
-    """The compiled loops, on as many threads as torch has."""
-    numba = load("numba", extra="fast")
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    return _compile("float32" if dtype == torch.float32 else "float64")
-
-
 @functools.cache
-def _compile(name: str) -> SimpleNamespace:
+def _loops(dtype: torch.dtype) -> SimpleNamespace:
+    """The compiled loops."""
     numba = load("numba", extra="fast")
     extending = load("numba.extending", extra="fast")
-    kind = getattr(numba.types, name)
+    kind = numba.types.float32 if dtype == torch.float32 else numba.types.float64
     pointer = numba.types.CPointer(kind)
     carray, prange = numba.carray, numba.prange
     jit = numba.njit(parallel=True, fastmath={"reassoc", "contract", "nsz", "arcp"})  # NaN stays NaN
@@ -127,7 +132,8 @@ def _compile(name: str) -> SimpleNamespace:
         return pointer(numba.types.uint64), generate
 
     @jit  # type: ignore[untyped-decorator]
-    def products(at_w: Array, at_x: Array, length: Array, sums: Array, with_w: bool) -> None:
+    def products(at_w: Array, at_x: Array, length: Array, with_w: bool, sums: Array) -> None:
+        all_xx, all_wx, all_ww = 0.0, 0.0, 0.0
         for k in prange(len(length)):
             w, x = carray(at(at_w[k]), length[k]), carray(at(at_x[k]), length[k])
             xx, wx, ww = kind(0), kind(0), kind(0)
@@ -139,7 +145,10 @@ def _compile(name: str) -> SimpleNamespace:
             else:
                 for i in range(length[k]):
                     xx += x[i] * x[i]
-            sums[k, 0], sums[k, 1], sums[k, 2] = xx, wx, ww
+            all_xx += xx
+            all_wx += wx
+            all_ww += ww
+        sums[0], sums[1], sums[2] = all_xx, all_wx, all_ww
 
     @jit  # type: ignore[untyped-decorator]
     def advance(at_w: Array, at_x: Array, at_z: Array, length: Array, scalars: Array, mu: float) -> None:

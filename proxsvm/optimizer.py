@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from proxsvm.distributed import (
     AveragedProblem,
     GroupLike,
     Ranks,
-    is_sharded,
+    any_sharded,
     is_split,
     local,
     local_grad,
@@ -128,7 +129,7 @@ class ProxOptimizer(Scalable):
         first = self.param_groups[0]["params"][0]
         like = torch.empty((), dtype=_accumulator(first.dtype), device=first.device)
         me = weakref.ref(self)  # the record must not keep its optimizer alive
-        self._sweeps = FusedSweeps() if self.fused else Sweeps()
+        self._sweeper = FusedSweeps() if self.fused else Sweeps()
         self._record = Record(self.loss, like, stale=lambda: (o := me()) is not None and o._has_no_gradients())
         self._replicas_checked = False
 
@@ -158,7 +159,7 @@ class ProxOptimizer(Scalable):
                 "with gradients enabled. (Loss weights belong into lr or sample_weight.)"
             )
         params = [p for g in self.param_groups for p in g["params"]]
-        if any(is_sharded(p) for p in params):
+        if any_sharded(params):
             raise RuntimeError(
                 "the parameters are sharded (DTensor), and their gradients come from backward() only: use SingleStepFW "
                 "with loss.backward() and a bare optimizer.step(). Several steps need whole parameters, as under DDP"
@@ -193,6 +194,7 @@ class ProxOptimizer(Scalable):
         if value is None or after[0] is not mark[0] or after[1] != mark[1]:  # it called backward(), or does nothing
             return self._step_on_gradients(None)
         problem = self.problem(value)
+        problem.sweeper = self._sweeper
         moved = {id(w) for w in problem.params}
         mean, groups = value.detach(), self._groups(lambda p: id(p) in moved)
         if isinstance(problem, AveragedProblem):
@@ -204,7 +206,8 @@ class ProxOptimizer(Scalable):
             (mean,) = problem.ranks.mean([mean])
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()
-            problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
+            bound, params = self.max_grad_norm, problem.params
+            problem, _ = measure(first.delta, first.lam, groups, params, max_norm=bound, sweeper=self._sweeper)
         point = self.solver.solve(problem)
         if isinstance(problem, AveragedProblem) and self.solver.needs_graph:
             problem.check(point, self.solver)
@@ -217,10 +220,10 @@ class ProxOptimizer(Scalable):
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups = self._groups(lambda p: p.grad is not None)
+        groups = [{**g, "params": [p for p in g["params"] if p.grad is not None]} for g in self.param_groups]
         owners = [p for g in groups for p in g["params"]]
         grads = [p.grad for p in owners]
-        if any(g.is_sparse for g in grads):
+        if any(map(attrgetter("is_sparse"), grads)):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
         scale = LossScale.of(self)
         value = self._record.value if loss is None else torch.as_tensor(loss).detach()
@@ -235,7 +238,7 @@ class ProxOptimizer(Scalable):
         if not owners:
             return value
         ranks = self._ranks()
-        sharded = any(is_sharded(p) for p in owners)
+        sharded = any_sharded(owners)
         if sharded and ranks is None and any(is_split(p) for p in owners):
             raise RuntimeError(
                 "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
@@ -255,7 +258,7 @@ class ProxOptimizer(Scalable):
             ranks=ranks,
             scale=scale.of_gradients,
             max_norm=self.max_grad_norm,
-            sweeps=self._sweeps,
+            sweeper=self._sweeper,
         )
         self._take(self.solver.solve(problem), problem, value, groups, scale)
         self._record.spend(owners[0])
@@ -271,7 +274,7 @@ class ProxOptimizer(Scalable):
     ) -> None:
         """Move the parameters of ``groups``, whose local parts are the problem's, in order."""
         dual = problem.dual(point) if point.dual is None else point.dual
-        finite = sound = dual.isfinite() & value.isfinite()
+        finite = sound = (dual + value).isfinite()  # a sum is finite only if both are
         if scale.found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
             overflow = scale.found_inf.to(dual.device) > 0
             finite, sound = finite & ~overflow, finite | overflow
@@ -284,10 +287,11 @@ class ProxOptimizer(Scalable):
         self._reports[0] = StepReport(point.gamma, value, dual, point.gap, point.steps)
         if self.skipped.device != finite.device:  # the model has moved
             self.skipped = self.skipped.to(finite.device)
-        self.skipped += ~finite
+        skip = ~finite
+        self.skipped += skip
         owners = [p for g in groups for p in g["params"]]
         momentum = [g["momentum"] for g in groups for _ in g["params"]]
-        one, skip = torch.ones_like(dual), (~finite).to(torch.float32)
+        one, skip = torch.ones_like(dual), skip.to(torch.float32)
         # delta is factor · x and gamma · r is factor · held · r
         held: Tensor | None = point.gamma
         factor, x = one, point.delta
@@ -305,14 +309,16 @@ class ProxOptimizer(Scalable):
 
     def _velocities(self, params: list[Tensor]) -> list[Tensor]:
         """z of parameters of one kind; what is missing is made."""
-        state = self.state
-        missing = [p for p in params if "z" not in state[p]]
-        sharded = any(is_sharded(p) for p in params)
-        if missing:
-            made = [torch.zeros_like(p) for p in missing] if sharded else zeros_like(missing)
-            for p, z in zip(missing, made, strict=True):
-                state[p]["z"] = z
-        return [local(state[p]["z"]) for p in params] if sharded else [state[p]["z"] for p in params]
+        state, sharded = self.state, any_sharded(params)
+        try:
+            z = [state[p]["z"] for p in params]
+        except KeyError:
+            missing = [p for p in params if "z" not in state[p]]
+            zeros = [torch.zeros_like(p) for p in missing] if sharded else zeros_like(missing)
+            for p, zero in zip(missing, zeros, strict=True):
+                state[p]["z"] = zero
+            z = [state[p]["z"] for p in params]
+        return [local(t) for t in z] if sharded else z
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
         return [{**g, "params": [p for p in g["params"] if wanted(p)]} for g in self.param_groups]

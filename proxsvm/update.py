@@ -9,14 +9,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-SLICE = 1 << 18  # elements of a slice of a large tensor: in float32 a few of them fit into a core's L2 cache of 2 MB
+SLICE = 1 << 20  # elements of a slice of a large tensor
 SMALL = 1 << 14  # tensors up to here are small: they are copied ...
 BUCKET = 1 << 18  # ... into buckets of at most this many elements
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})  # no subclass with ideas of its own
 
 T = TypeVar("T")
 
@@ -27,6 +31,7 @@ class Bucket:
     def __init__(self, at: list[int], shapes: Sequence[torch.Size], room: Tensor) -> None:
         self.at, self.shapes = at, [shapes[i] for i in at]
         self.sizes = [shape.numel() for shape in self.shapes]
+        self.starts = list(accumulate(self.sizes, initial=0))
         self.w, self.x = (self._copies(part) for part in room)
 
     @cached_property
@@ -49,26 +54,30 @@ class Layout:
         room = tensors[0].new_empty(2, max((sum(sizes[i] for i in at) for at in buckets), default=0))
         self.slices, self._room = slices, room
         self.buckets = [Bucket(at, shapes, room) for at in buckets]
-        self._held: tuple[weakref.ref[Sweep], Bucket] | None = None
+        self._held: tuple[weakref.ref[Sweep], Bucket] | None = None  # weakly: not to keep gradients alive
 
     def fill(self, bucket: Bucket, sweep: Sweep) -> None:
-        """Copy the sweep's tensors of the bucket into its room, unless they are there: the room is all buckets'."""
+        """Copy the sweep's tensors into the bucket's room, unless they are there still: all buckets share the room."""
         if self._held is None or self._held[0]() is not sweep or self._held[1] is not bucket:
             torch._foreach_copy_(bucket.w[1], [sweep.w[i] for i in bucket.at])
             torch._foreach_copy_(bucket.x[1], [sweep.x[i] for i in bucket.at])
             self._held = weakref.ref(sweep), bucket
 
+    def empty(self) -> None:
+        """What is in the room is no copy any more."""
+        self._held = None
+
     @cached_property
     def scratch(self) -> Tensor:
-        """Room for the step of a slice or of a bucket."""
-        return self._room.new_empty(max(self._room.shape[1], *(stop - start for _, start, stop in self.slices), 0))
+        """Room for the step of a slice."""
+        return self._room.new_empty(max(stop - start for _, start, stop in self.slices))
 
 
 def cut(sizes: Sequence[int]) -> tuple[list[tuple[int, int, int]], list[list[int]]]:
     """Slices of the large tensors, and the small ones' places in buckets.
 
-    >>> cut([5, 300_000, 7])
-    ([(1, 0, 262144), (1, 262144, 300000)], [[0, 2]])
+    >>> cut([5, 1_100_000, 7])
+    ([(1, 0, 1048576), (1, 1048576, 1100000)], [[0, 2]])
     """
     buckets: list[list[int]] = [[]]
     held = 0
@@ -83,8 +92,14 @@ def cut(sizes: Sequence[int]) -> tuple[list[tuple[int, int, int]], list[list[int
         buckets[-1].append(i)
         held += size
     large += [at[0] for at in buckets if len(at) == 1]
-    slices = [(i, start, min(start + SLICE, sizes[i])) for i in large for start in range(0, sizes[i], SLICE)]
+    slices = [(i, start, min(start + SLICE, sizes[i])) for i in large for start in range(0, sizes[i] or 1, SLICE)]
     return slices, [at for at in buckets if len(at) > 1]
+
+
+def part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Elements of a tensor as a flat one; a view if it is contiguous."""
+    flat = tensor.reshape(-1)
+    return flat if stop - start == len(flat) else flat[start:stop]
 
 
 def zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -101,18 +116,22 @@ def zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def side_by_side(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-    """The tensors as one flat view, where they stand in order in the memory of the first; else None."""
+def side_by_side(tensors: Sequence[Tensor], starts: Sequence[int]) -> Tensor | None:
+    """Tensors of one dtype as one flat view, where they stand in order in the memory of the first; else None.
+
+    ``starts`` is where each would begin in that view, and its end.
+    """
     first = tensors[0]
     if type(first) is not Tensor:  # a subclass may have no memory of its own
         return None
-    place, width = first.data_ptr(), first.itemsize
-    for t, size in zip(tensors, sizes, strict=True):
-        if t.data_ptr() != place or t.dtype != first.dtype:
-            return None
-        place += size * width
-    end = first.untyped_storage().data_ptr() + first.untyped_storage().nbytes()
-    return first.as_strided((sum(sizes),), (1,)) if place <= end else None
+    begin, width, storage = first.data_ptr(), first.itemsize, first.untyped_storage()
+    places = [begin + width * start for start in starts]
+    end = places.pop()
+    if places != list(map(Tensor.data_ptr, tensors)) or end > storage.data_ptr() + storage.nbytes():
+        return None
+    if not all(map(Tensor.is_contiguous, tensors)):
+        return None
+    return first.as_strided((starts[-1],), (1,))
 
 
 class Sweep:
@@ -136,21 +155,23 @@ class Sweep:
 
     def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩, accumulated in float32 or better; only the first ``with_w=False``."""
-        sums: list[tuple[Tensor, ...]] = []
+        sums: list[Tensor] = []
         with torch.no_grad():
             for w, x in self._blocks():
                 a, b = _wide(w), _wide(x)
-                sums.append((torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),))
-        totals = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
-        zero = torch.zeros_like(totals[0])
-        return (totals[0], totals[1], totals[2]) if with_w else (totals[0], zero, zero)
+                sums += (torch.dot(b, b), torch.dot(a, b), torch.dot(a, a)) if with_w else (torch.dot(b, b),)
+        if not with_w:
+            total = torch.stack(sums).sum()
+            return total, torch.zeros_like(total), torch.zeros_like(total)
+        xx, wx, ww = torch.stack(sums).view(-1, 3).sum(0).unbind()
+        return xx, wx, ww
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         if torch.compiler.is_compiling():  # the compiler cuts and fuses by itself
             yield from ((w.reshape(-1), x.reshape(-1)) for w, x in zip(self.w, self.x, strict=True))
             return
         for i, start, stop in self.layout.slices:
-            yield self.w[i].reshape(-1)[start:stop], self.x[i].reshape(-1)[start:stop]
+            yield part(self.w[i], start, stop), part(self.x[i], start, stop)
         for bucket in self.layout.buckets:
             self.layout.fill(bucket, self)
             yield bucket.w[0], bucket.x[0]
@@ -187,18 +208,17 @@ class Sweep:
         >>> w, z                                              # z = −0.2, w = 1 − 0.2 − 0.1
         ([tensor([0.7000])], [tensor([-0.2000])])
         """
-        if not _fusable(self.w, z or []):
+        if not self._fusable(z or []):
             return _advance_plainly(self.w, z, self.x, push, pull, shrink, mu, skip)
         # torch's kernel can divide by a scale on its way, in float32
         scale = 1 / push.float() if pull is not None and self.w[0].dtype == torch.float32 else None
 
-        def move(w: Tensor, x: Tensor, velocity: Tensor | None) -> None:
-            t = self.layout.scratch[: len(w)]
+        def move(w: Tensor, x: Tensor, velocity: Tensor | None, t: Tensor) -> None:
             if pull is None or shrink is None:
                 torch.mul(x, push, out=t)
             else:
                 if isinstance(pull, Tensor):
-                    torch.mul(w, pull, out=t).add_(x)
+                    torch.add(x, w * pull, out=t)
                 else:
                     torch.add(x, w, alpha=pull, out=t)
                 if scale is None:
@@ -207,21 +227,37 @@ class Sweep:
             _fused(w, t, velocity, mu, skip, scale)
 
         for i, start, stop in self.layout.slices:
-            w, x = self.w[i].view(-1)[start:stop], self.x[i].reshape(-1)[start:stop]
-            move(w, x, None if z is None else z[i].view(-1)[start:stop])
+            velocity = None if z is None else part(z[i], start, stop)
+            t = self.layout.scratch[: stop - start]
+            move(part(self.w[i], start, stop), part(self.x[i], start, stop), velocity, t)
         for bucket in self.layout.buckets:
             self.layout.fill(bucket, self)
             velocities = [z[i] for i in bucket.at] if z is not None else []
-            flat = side_by_side(velocities, bucket.sizes) if velocities else None
+            flat = side_by_side(velocities, bucket.starts) if velocities else None
             apart = flat is None and bool(velocities)
             if apart:
                 flat = bucket.z[0]
                 torch._foreach_copy_(bucket.z[1], velocities)
-            move(bucket.w[0], bucket.x[0], flat)
+            move(bucket.w[0], bucket.x[0], flat, bucket.x[0])
             if apart:
                 torch._foreach_copy_(velocities, bucket.z[1])
             torch._foreach_copy_([self.w[i] for i in bucket.at], bucket.w[1])
-        torch.autograd.graph.increment_version([*self.w, *(z or [])])  # torch's kernel does not tell autograd
+            self.layout.empty()
+        torch.autograd.graph.increment_version(self.w)  # torch's kernel does not tell autograd
+
+    def _fusable(self, z: Sequence[Tensor]) -> bool:
+        """Whether torch's fused kernel gives the right numbers.
+
+        In half precision that of torch 2.13 for CPUs does not: nor does SGD(fused=True), which differs from SGD there.
+        """
+        first = self.w[0]
+        return (
+            not torch.compiler.is_compiling()
+            and first.device.type in ("cpu", "cuda")
+            and first.dtype in (torch.float32, torch.float64)
+            and {first.dtype}.issuperset(map(attrgetter("dtype"), z))
+            and all(t[i].is_contiguous() for t in (self.w, z) if t for i, _, _ in self.layout.slices)
+        )
 
 
 class Sweeps:
@@ -236,7 +272,7 @@ class Sweeps:
 
     def layout(self, w: Sequence[Tensor]) -> Layout | None:
         """The layout of tensors like these."""
-        if torch.compiler.is_compiling() or type(w[0]) not in _PLAIN:
+        if torch.compiler.is_compiling() or type(w[0]) not in PLAIN:
             return None
         return self.kept(self._layouts, (w[0].dtype, w[0].device, *[t.shape for t in w]), lambda: Layout(w))
 
@@ -248,24 +284,6 @@ class Sweeps:
                 store.clear()
             store[key] = make()
         return store[key]
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _fusable(w: Sequence[Tensor], z: Sequence[Tensor]) -> bool:
-    """Whether torch's fused kernel gives the right numbers.
-
-    In half precision that of torch 2.13 for CPUs does not: nor does SGD(fused=True), which differs from SGD there.
-    """
-    first = w[0]
-    return (
-        not torch.compiler.is_compiling()
-        and first.device.type in ("cpu", "cuda")
-        and first.dtype in (torch.float32, torch.float64)
-        and all(map(Tensor.is_contiguous, w))
-        and all(t.is_contiguous() and t.dtype == first.dtype for t in z)
-    )
 
 
 def _fused(w: Tensor, t: Tensor, z: Tensor | None, mu: float, skip: Tensor, scale: Tensor | None) -> None:

@@ -15,9 +15,26 @@ from proxsvm.update import Sweep, Sweeps, cut, side_by_side, zeros_like
 SHAPES = [(3,), (280_000,), (2, 5), (), (130, 700), (16_384,), (16_385,)]
 
 
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch):
+    """So that tests of several slices are quick."""
+    monkeypatch.setattr(update, "SLICE", 1 << 18)
+
+
 def tensors(shapes, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+PATHS = ["slices and buckets", "plain", "compiled"]
+
+
+def sweep(path, w, x, monkeypatch):
+    if path == "plain":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    made = (FusedSweeps() if path == "compiled" else Sweeps()).over(w, x)
+    assert isinstance(made, FusedSweep) == (path == "compiled")
+    return made
 
 
 @given(sizes=st.lists(st.integers(0, 400_000), max_size=8))
@@ -36,19 +53,16 @@ def test_slices_and_buckets_cover_every_element_once(sizes):
     assert seen == sizes
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_tensor_without_elements(path, monkeypatch):
+    w = [torch.ones(0, 3)]
+    made = sweep(path, w, w, monkeypatch)
+    assert [p.item() for p in made.products()] == [0, 0, 0]
+    apply(made, [torch.zeros(0, 3)], 0.05)
+
+
 def test_many_small_tensors_make_several_buckets():
     assert [len(at) for at in cut([10_000] * 60)[1]] == [26, 26, 8]
-
-
-PATHS = ["slices and buckets", "plain", "compiled"]
-
-
-def sweep(path, w, x, monkeypatch):
-    if path == "plain":
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    made = (FusedSweeps() if path == "compiled" else Sweeps()).over(w, x)
-    assert isinstance(made, FusedSweep) == (path == "compiled")
-    return made
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -201,13 +215,13 @@ def test_zeros_stand_side_by_side_and_strangers_do_not():
     like = tensors([(3,), (20_000,), (2, 5)])
     zeros = zeros_like(like)
     assert [z.shape for z in zeros] == [t.shape for t in like]
-    small, sizes = [zeros[0], zeros[2]], [3, 10]
-    flat = side_by_side(small, sizes)
+    small, starts = [zeros[0], zeros[2]], [0, 3, 13]
+    flat = side_by_side(small, starts)
     flat += 1
     assert zeros[2].eq(1).all()
     assert not zeros[1].any()
-    assert side_by_side(small[::-1], sizes[::-1]) is None
-    assert side_by_side([t.clone() for t in small], sizes) is None
+    assert side_by_side(small[::-1], [0, 10, 13]) is None
+    assert side_by_side([t.clone() for t in small], starts) is None
     base = torch.zeros(26)  # in the same memory, but past the end of what the first tensor owns
     parts = [torch.frombuffer(base.numpy(), dtype=base.dtype, count=n, offset=8 * at) for at, n in ((0, 3), (3, 10))]
-    assert side_by_side(parts, sizes) is None
+    assert side_by_side(parts, starts) is None
