@@ -12,6 +12,9 @@ from benchmarks.common import Options
 
 NAMES = (
     "step",
+    "step_growth",
+    "memory",
+    "hook",
     "criterion",
     "training_step",
     "against_exact_qp",
