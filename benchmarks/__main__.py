@@ -12,6 +12,9 @@ from benchmarks.common import Options
 
 NAMES = (
     "step",
+    "step_growth",
+    "memory",
+    "hook",
     "criterion",
     "criterion_growth",
     "training_step",

@@ -28,6 +28,19 @@ def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
     return made
 
 
+def ours_and_sgd(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
+    """A step of SGD and of SingleStepFW, each in two ways."""
+    value = torch.tensor(0.01)
+    steps: dict[str, Callable[[], Any]] = {
+        "SGD foreach": torch.optim.SGD(parameters(shapes), nesterov=True, foreach=True, **NESTEROV).step,
+        "SGD fused": torch.optim.SGD(parameters(shapes), nesterov=True, fused=True, **NESTEROV).step,
+    }
+    for name, fused in (("SingleStepFW", False), ("SingleStepFW fused", True)):
+        dfw = ProxOptimizer(MultiClassHinge(), SingleStepFW(), parameters(shapes), fused=fused, **NESTEROV)
+        steps[name] = lambda dfw=dfw: dfw.step(loss=value)
+    return steps
+
+
 def optimizers(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
     """A step of each, on parameters of its own."""
 
@@ -35,13 +48,10 @@ def optimizers(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
         return parameters(shapes)
 
     value = torch.tensor(0.01)
-    dfw = ProxOptimizer(MultiClassHinge(), SingleStepFW(), fresh(), **NESTEROV)
-    steps: dict[str, Callable[[], Any]] = {
-        "SGD foreach": torch.optim.SGD(fresh(), nesterov=True, foreach=True, **NESTEROV).step,
-        "SGD fused": torch.optim.SGD(fresh(), nesterov=True, fused=True, **NESTEROV).step,
+    steps = {
+        **ours_and_sgd(shapes),
         "SGD loop": torch.optim.SGD(fresh(), nesterov=True, foreach=False, **NESTEROV).step,
         "Adam fused": torch.optim.Adam(fresh(), weight_decay=1e-4, fused=True).step,
-        "SingleStepFW": lambda: dfw.step(loss=value),
     }
     try:
         momo = load("momo", extra="peers").Momo(fresh(), lr=0.1, weight_decay=1e-4)
@@ -86,7 +96,7 @@ def main(options: Options) -> None:
     def draw(_: Any, axes: Any) -> None:
         for panel, name in zip(axes, lists, strict=True):
             chosen = sorted((r for r in rows if r["parameters"] == name), key=lambda r: r["ms"], reverse=True)
-            colors = ["#d95f02" if r["optimizer"] == "SingleStepFW" else "#999999" for r in chosen]
+            colors = ["#d95f02" if r["optimizer"].startswith("SingleStepFW") else "#999999" for r in chosen]
             panel.barh([r["optimizer"] for r in chosen], [r["ms"] for r in chosen], color=colors)
             panel.set(title=name, xlabel="milliseconds a step")
 

@@ -22,6 +22,7 @@ from proxsvm.groups import Params, flatten
 from proxsvm.linearization import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.update import PLAIN
 
 GroupLike: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
 
@@ -94,12 +95,14 @@ class Ranks:
 # Shards. A DTensor is known by what it has, so that its package is imported by those who use it.
 
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})  # asked of every parameter at every step, so answered first
-
-
 def is_sharded(p: Tensor) -> bool:
     """Whether ``p`` is a DTensor."""
-    return type(p) not in _PLAIN and hasattr(p, "placements") and hasattr(p, "to_local")
+    return type(p) not in PLAIN and hasattr(p, "placements") and hasattr(p, "to_local")
+
+
+def any_sharded(params: Sequence[Tensor]) -> bool:
+    """Whether one of ``params`` is a DTensor."""
+    return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
 
 
 def is_split(p: Tensor) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.distributed import Ranks, by_copies, is_sharded
+from proxsvm.distributed import Ranks, any_sharded, by_copies
 from proxsvm.groups import Group, flatten
 from proxsvm.point import Scaled
 from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.update import Sweeps
 
 
 class MeasuredProblem(ProxProblem):
@@ -42,6 +43,7 @@ def measure(
     ranks: Ranks | None = None,
     scale: Tensor | None = None,
     max_norm: float | None = None,
+    sweeper: Sweeps | None = None,
 ) -> tuple[ProxProblem, Tensor]:
     """The problem of ``grads`` and ``value``, reduced over the ranks, unscaled and clipped; and the value, reduced.
 
@@ -60,12 +62,13 @@ def measure(
         ranks: the ranks over which the gradients were averaged.
         scale: S, the loss scale that the gradients still carry.
         max_norm: the largest ‖g‖ that a step trusts.
+        sweeper: what makes the sweeps over the parameters.
     """
-    sharded = ranks is not None and any(is_sharded(p) for p in owners)
+    sharded = ranks is not None and any_sharded(owners)
 
     def shares(groups: Sequence[dict[str, Any]]) -> ProxProblem:
         split = by_copies(groups, owners, ranks.size) if ranks is not None and sharded else groups
-        return ProxProblem.from_gradients(grads, value, split)
+        return ProxProblem.from_gradients(grads, value, split, sweeper=None if sharded else sweeper)
 
     wait = ranks.start_sum(value / ranks.size) if ranks is not None and not sharded else None
     problem = shares(groups)
@@ -77,15 +80,17 @@ def measure(
     elif ranks is not None:
         value, *sums = ranks.start_sum(torch.stack([value / ranks.size, *sums]))().unbind()
     mass = torch.ones_like(value)
-    factor = mass if scale is None else 1 / scale.to(value)
-    if max_norm is not None:
-        norm = sums.pop().sqrt() * factor
-        mass = torch.where(norm > max_norm, max_norm / norm, mass)
-        factor = factor * mass
-    r_delta, delta_delta, r_r = sums
-    first = DualPoint(Scaled(factor, grads), mass * value, mass, 1)
-    known = (factor * r_delta, factor**2 * delta_delta, r_r)
-    measured = MeasuredProblem(*flatten(groups, None, 0.0), first, known)
-    if not sharded:
-        measured._swept = problem._swept  # the step walks what the inner products have walked
+    first = DualPoint(grads, value, mass, 1)
+    if scale is not None or max_norm is not None:
+        factor = mass if scale is None else 1 / scale.to(value)
+        if max_norm is not None:
+            norm = sums.pop().sqrt() * factor
+            mass = torch.where(norm > max_norm, max_norm / norm, mass)
+            factor = factor * mass
+        first = DualPoint(Scaled(factor, grads), mass * value, mass, 1)
+        sums[0], sums[1] = factor * sums[0], factor**2 * sums[1]
+    if sharded:
+        return MeasuredProblem(*flatten(groups, None, 0.0), first, sums), value
+    measured = MeasuredProblem(problem.params, problem.groups, first, sums)
+    measured._swept = problem._swept  # the step walks what the inner products have walked
     return measured, value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,21 +14,23 @@ from proxsvm.distributed import (
     AveragedProblem,
     GroupLike,
     Ranks,
-    is_sharded,
+    any_sharded,
     is_split,
     local,
     local_grad,
     ranks_of,
     reached,
 )
+from proxsvm.fused import FusedSweeps
 from proxsvm.gradients import measure
 from proxsvm.groups import Number
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
 from proxsvm.point import Scaled
 from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.record import Record
-from proxsvm.scaling import LossScale, Scalable
+from proxsvm.scaling import NO_SCALE, LossScale, Scalable
 from proxsvm.solvers.base import DualSolver
+from proxsvm.update import Sweeps, zeros_like
 
 
 class StepReport(NamedTuple):
@@ -64,6 +67,10 @@ class ProxOptimizer(Scalable):
         process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
             torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
             ``None`` says that this process trains on its own gradients.
+        fused: walk the weights in two loops compiled by numba (the extra ``fast``), in float32 and float64 on the CPU:
+            less than half the time of the default, and no temporary memory. The numbers are the default's to rounding,
+            state and checkpoints are the same. Elsewhere (a GPU, half precision, strides of their own,
+            ``torch.compile``) it makes no difference.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -89,6 +96,7 @@ class ProxOptimizer(Scalable):
         nonfinite: Literal["skip", "raise"] = "skip",
         max_grad_norm: float | None = None,
         process_group: GroupLike = "default",
+        fused: bool = False,
     ) -> None:
         if not isinstance(loss, PiecewiseLinearLoss):
             raise TypeError(
@@ -112,7 +120,7 @@ class ProxOptimizer(Scalable):
             raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
-        self.max_grad_norm, self.process_group = max_grad_norm, process_group
+        self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
         self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self.skipped = torch.zeros((), dtype=torch.long, device=self.param_groups[0]["params"][0].device)
         self._watch()
@@ -121,6 +129,7 @@ class ProxOptimizer(Scalable):
         first = self.param_groups[0]["params"][0]
         like = torch.empty((), dtype=_accumulator(first.dtype), device=first.device)
         me = weakref.ref(self)  # the record must not keep its optimizer alive
+        self._sweeper = FusedSweeps() if self.fused else Sweeps()
         self._record = Record(self.loss, like, stale=lambda: (o := me()) is not None and o._has_no_gradients())
         self._replicas_checked = False
 
@@ -150,7 +159,7 @@ class ProxOptimizer(Scalable):
                 "with gradients enabled. (Loss weights belong into lr or sample_weight.)"
             )
         params = [p for g in self.param_groups for p in g["params"]]
-        if any(is_sharded(p) for p in params):
+        if any_sharded(params):
             raise RuntimeError(
                 "the parameters are sharded (DTensor), and their gradients come from backward() only: use SingleStepFW "
                 "with loss.backward() and a bare optimizer.step(). Several steps need whole parameters, as under DDP"
@@ -185,6 +194,7 @@ class ProxOptimizer(Scalable):
         if value is None or after[0] is not mark[0] or after[1] != mark[1]:  # it called backward(), or does nothing
             return self._step_on_gradients(None)
         problem = self.problem(value)
+        problem.sweeper = self._sweeper
         moved = {id(w) for w in problem.params}
         mean, groups = value.detach(), self._groups(lambda p: id(p) in moved)
         if isinstance(problem, AveragedProblem):
@@ -196,7 +206,8 @@ class ProxOptimizer(Scalable):
             (mean,) = problem.ranks.mean([mean])
         if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
             first = problem.first()
-            problem, _ = measure(first.delta, first.lam, groups, problem.params, max_norm=self.max_grad_norm)
+            bound, params = self.max_grad_norm, problem.params
+            problem, _ = measure(first.delta, first.lam, groups, params, max_norm=bound, sweeper=self._sweeper)
         point = self.solver.solve(problem)
         if isinstance(problem, AveragedProblem) and self.solver.needs_graph:
             problem.check(point, self.solver)
@@ -209,9 +220,10 @@ class ProxOptimizer(Scalable):
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups = self._groups(lambda p: p.grad is not None)
+        groups = [{**g, "params": [p for p in g["params"] if p.grad is not None]} for g in self.param_groups]
         owners = [p for g in groups for p in g["params"]]
-        if any(p.grad.is_sparse for p in owners):
+        grads = [p.grad for p in owners]
+        if any(map(attrgetter("is_sparse"), grads)):
             raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
         scale = LossScale.of(self)
         value = self._record.value if loss is None else torch.as_tensor(loss).detach()
@@ -226,21 +238,29 @@ class ProxOptimizer(Scalable):
         if not owners:
             return value
         ranks = self._ranks()
-        sharded = any(is_sharded(p) for p in owners)
+        sharded = any_sharded(owners)
         if sharded and ranks is None and any(is_split(p) for p in owners):
             raise RuntimeError(
                 "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
                 "over: leave process_group at 'default', or give it the ranks of the device mesh"
             )
-        grads = [local_grad(p) if sharded else p.grad for p in owners]
+        if sharded:
+            grads = [local_grad(p) for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
         if loss is None and scale.of_value is not None:
             value = value / scale.of_value.to(value)
         parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups] if sharded else groups
         problem, value = measure(
-            grads, value, parts, owners, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+            grads,
+            value,
+            parts,
+            owners,
+            ranks=ranks,
+            scale=scale.of_gradients,
+            max_norm=self.max_grad_norm,
+            sweeper=self._sweeper,
         )
-        self._take(self.solver.solve(problem), problem, value, groups, scale.found_inf)
+        self._take(self.solver.solve(problem), problem, value, groups, scale)
         self._record.spend(owners[0])
         return value
 
@@ -250,13 +270,13 @@ class ProxOptimizer(Scalable):
         problem: ProxProblem,
         value: Tensor,
         groups: list[dict[str, Any]],
-        found_inf: Tensor | None = None,
+        scale: LossScale = NO_SCALE,
     ) -> None:
         """Move the parameters of ``groups``, whose local parts are the problem's, in order."""
         dual = problem.dual(point) if point.dual is None else point.dual
-        finite = sound = dual.isfinite() & value.isfinite()
-        if found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
-            overflow = found_inf.to(dual.device) > 0
+        finite = sound = (dual + value).isfinite()  # a sum is finite only if both are
+        if scale.found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
+            overflow = scale.found_inf.to(dual.device) > 0
             finite, sound = finite & ~overflow, finite | overflow
         if self.nonfinite == "raise" and not sound:
             self.forget_scale()
@@ -267,27 +287,38 @@ class ProxOptimizer(Scalable):
         self._reports[0] = StepReport(point.gamma, value, dual, point.gap, point.steps)
         if self.skipped.device != finite.device:  # the model has moved
             self.skipped = self.skipped.to(finite.device)
-        self.skipped += ~finite
-        self._init_state(groups)
+        skip = ~finite
+        self.skipped += skip
         owners = [p for g in groups for p in g["params"]]
         momentum = [g["momentum"] for g in groups for _ in g["params"]]
-        one, skip = torch.ones_like(dual), (~finite).to(torch.float32)
-        factor, x = (point.delta.factor, point.delta.tensors) if isinstance(point.delta, Scaled) else (one, point.delta)
+        one, skip = torch.ones_like(dual), skip.to(torch.float32)
+        # delta is factor · x and gamma · r is factor · held · r
+        held: Tensor | None = point.gamma
+        factor, x = one, point.delta
+        if isinstance(point.delta, Scaled):  # a single step: factor = gamma / S
+            factor, x, held = point.delta.factor, point.delta.tensors, scale.of_gradients
         for group, at, sweep in problem.sweeps(x):
             eta, device, mu = group.eta * one, problem.params[at[0]].device, momentum[at[0]]
-            pull = shrink = None
+            pull: Number | None = None
+            shrink = None
             if group.decay:
-                pull = (eta * group.decay * point.gamma).to(device)
+                pull = group.decay if held is None else (group.decay * held).to(device)
                 shrink = torch.where(finite, 1 - eta * group.decay * (1 - point.gamma), one).to(device)
-            z = [local(self.state[owners[i]]["z"]) for i in at] if mu else None
+            z = self._velocities([owners[i] for i in at]) if mu else None
             sweep.advance(z, push=(eta * factor).to(device), pull=pull, shrink=shrink, mu=mu, skip=skip.to(device))
 
-    def _init_state(self, groups: list[dict[str, Any]]) -> None:
-        """Make the state that is missing."""
-        for g in groups:
-            for p in g["params"]:
-                if g["momentum"] and "z" not in self.state[p]:
-                    self.state[p]["z"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    def _velocities(self, params: list[Tensor]) -> list[Tensor]:
+        """z of parameters of one kind; what is missing is made."""
+        state, sharded = self.state, any_sharded(params)
+        try:
+            z = [state[p]["z"] for p in params]
+        except KeyError:
+            missing = [p for p in params if "z" not in state[p]]
+            zeros = [torch.zeros_like(p) for p in missing] if sharded else zeros_like(missing)
+            for p, zero in zip(missing, zeros, strict=True):
+                state[p]["z"] = zero
+            z = [state[p]["z"] for p in params]
+        return [local(t) for t in z] if sharded else z
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
         return [{**g, "params": [p for p in g["params"] if wanted(p)]} for g in self.param_groups]
@@ -369,7 +400,7 @@ class ProxOptimizer(Scalable):
         super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "_reports", "skipped")
+        own = ("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "_reports", "skipped")
         return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ Parameter groups may differ in η, so every inner product is weighted: ⟨a, b�
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from proxsvm.groups import Group, Number, Params, flatten
 from proxsvm.linearization import Linearization
 from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
 from proxsvm.point import DualPoint, Scaled
-from proxsvm.update import Sweep
+from proxsvm.update import Sweep, Sweeps
 
 __all__ = ["DualPoint", "ProxProblem"]
 
@@ -48,8 +49,10 @@ class ProxProblem:
         origin: Origin | None = None,
         linearization: Linearization | None = None,
         first: DualPoint | None = None,
+        sweeper: Sweeps | None = None,
     ) -> None:
         self.params, self.groups = params, groups
+        self.sweeper = Sweeps() if sweeper is None else sweeper
         self._origin, self._linearization, self._first = origin, linearization, first
         self._swept: tuple[Sequence[Tensor], list[tuple[Group, list[int], Sweep]]] | None = None
 
@@ -116,11 +119,12 @@ class ProxProblem:
         *,
         lr: Number | None = None,
         weight_decay: float = 0.0,
+        sweeper: Sweeps | None = None,
     ) -> ProxProblem:
         """What is left of the problem after ``backward()``: its first vertex, delta_s = grads and lam_s = value."""
         flat, groups = flatten(params, lr, weight_decay)
         one = torch.ones_like(value)
-        return cls(flat, groups, first=DualPoint(grads, value, one, 1))
+        return cls(flat, groups, first=DualPoint(grads, value, one, 1), sweeper=sweeper)
 
     @classmethod
     def from_features(
@@ -312,10 +316,12 @@ class ProxProblem:
         if self._swept is None or self._swept[0] is not x:
             made = []
             for group in self.groups:
-                kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-                for i in group.at:
-                    kinds.setdefault((self.params[i].device, self.params[i].dtype), []).append(i)
-                made += [(group, at, Sweep([self.params[i] for i in at], [x[i] for i in at])) for at in kinds.values()]
+                kinds = list(map(attrgetter("device", "dtype"), self._of(group)))
+                distinct = dict.fromkeys(kinds)
+                for kind in distinct:
+                    alone = len(distinct) == 1
+                    at = [i for i, other in zip(group.at, kinds, strict=True) if alone or other == kind]
+                    made.append((group, at, self.sweeper.over([self.params[i] for i in at], [x[i] for i in at])))
             self._swept = x, made
         return self._swept[1]
 
@@ -332,7 +338,7 @@ class ProxProblem:
         return torch.add(point.delta[i], self.params[i].detach(), alpha=group.decay)
 
     def _of(self, group: Group) -> list[Tensor]:
-        return [self.params[i] for i in group.at]
+        return self.params[group.at.start : group.at.stop]
 
     def _zero(self) -> Tensor:
         if self._first is not None:

@@ -33,6 +33,9 @@ class LossScale(NamedTuple):
         return cls(value, gradients, getattr(optimizer, "_found_inf", None))
 
 
+NO_SCALE = LossScale(None, None, None)
+
+
 class Scalable(Optimizer):
     """An optimizer that a GradScaler can drive, and that knows the scale on both of the scaler's paths."""
 

@@ -80,6 +80,7 @@ def train(way, *, smooth=False, **options):
     ("way", "options"),
     [
         ("step", {}),
+        ("step", {"fused": True}),
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),
@@ -97,6 +98,24 @@ def test_compiled_training_is_eager_training(way, options):
     assert graphs[0] == 1
     assert graphs[1] <= 2
     assert graphs[1] == graphs[-1]
+
+
+def test_a_step_compiled_after_eager_steps_goes_on_with_their_velocities():
+    """They stand side by side in one memory by then, and the graph changes each of them."""
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.5, momentum=0.9)
+        step = optimizer.step
+        for t, (x, y) in enumerate(batches(4)):
+            if compiled and t == 2:
+                step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            step()
+        results.append(parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(*results, atol=1e-9, rtol=0)
 
 
 def test_a_compiled_step_skips_and_counts():

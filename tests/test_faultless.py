@@ -35,10 +35,11 @@ class NoHostSync(TorchDispatchMode):
 
 
 @each_loss
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["float-lr", "tensor-lr"])
-def test_the_single_step_never_waits_for_the_device(loss, lr):
+def test_the_single_step_never_waits_for_the_device(loss, lr, fused):
     case = setting(loss, MODELS[2])
-    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), lr, 0.9, 0.01)
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), lr, 0.9, 0.01, fused=fused)
     for _ in range(2):
         optimizer.zero_grad()
         value = case.value()
@@ -103,10 +104,11 @@ def poison(what, case, optimizer, bad):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("what", ["loss", "gradient", "input", "closure"])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1], LOSSES[7]], ids=repr)
-def test_a_bad_step_is_skipped_bit_for_bit_and_counted(what, bad, loss):
+def test_a_bad_step_is_skipped_bit_for_bit_and_counted(what, bad, loss, fused):
     case = setting(loss, MODELS[1])
-    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), 0.1, 0.9, 0.01)
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), 0.1, 0.9, 0.01, fused=fused)
     optimizer.step(case.value)
     weights = [p.detach().clone() for p in case.model.parameters()]
     velocity = copy.deepcopy(optimizer.state_dict()["state"])

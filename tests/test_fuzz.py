@@ -24,6 +24,8 @@ def documented(error: Exception, text: str) -> None:
 class Training(RuleBasedStateMachine):
     """A model of two layers, the second of which may join the optimizer later."""
 
+    fused = False
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -31,7 +33,13 @@ class Training(RuleBasedStateMachine):
         self.model = nn.Sequential(self.body, nn.ReLU(), self.head)
         self.criterion = MultiClassHinge(smooth=True)
         self.optimizer = ProxOptimizer(
-            self.criterion, SingleStepFW(), self.body.parameters(), lr=0.5, momentum=0.5, weight_decay=0.01
+            self.criterion,
+            SingleStepFW(),
+            self.body.parameters(),
+            lr=0.5,
+            momentum=0.5,
+            weight_decay=0.01,
+            fused=self.fused,
         )
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.optimizer._opt_called = True  # torch warns where a scheduler steps first; any order is meant here
@@ -152,3 +160,13 @@ class Training(RuleBasedStateMachine):
 
 TestTraining = Training.TestCase
 TestTraining.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+class FusedTraining(Training):
+    """The same, by the compiled loops."""
+
+    fused = True
+
+
+TestFusedTraining = FusedTraining.TestCase
+TestFusedTraining.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
