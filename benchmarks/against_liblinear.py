@@ -102,6 +102,10 @@ def main(options: Options) -> None:
     )
     write(options, "against_liblinear", rows, note)
 
+    picture(options, rows)
+
+
+def picture(options: Options, rows: list[dict[str, Any]]) -> None:
     def draw(fig: Any, ax: Any) -> None:
         at = np.arange(len(rows))
         for shift, key, label in (
@@ -111,7 +115,10 @@ def main(options: Options) -> None:
         ):
             bars = ax.bar(at + shift, [r[key] for r in rows], width=0.25, label=label)
             ax.bar_label(bars, fmt="%.2g", fontsize=8)
-        ax.set_xticks(at, [f"{r['data'].replace(', ', chr(10))}\nC = {r['C']:g}" for r in rows], fontsize=8)
+        titles = [
+            r["data"].replace(", ", "\n").replace(" sparse", "\nsparse").replace(" dense", "\ndense") for r in rows
+        ]
+        ax.set_xticks(at, [f"{title}\nC = {r['C']:g}" for title, r in zip(titles, rows, strict=True)], fontsize=8)
         ax.set(ylabel="seconds", title=f"Seconds to within {WITHIN:g} of the best known primal")
         ax.margins(y=0.1)
         ax.legend()

@@ -14,8 +14,8 @@ from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
 from proxsvm.solvers.simplex_qp import simplex_qp
 
-# How far the nearest atom reaches, chosen with the period of the vertices by the steps that six small networks need.
-EARLY, LATER = 6, 0.1
+# How far the nearest atom reaches, chosen with the period of the vertices by the steps that a few small networks need.
+EARLY, LATER = 6, 0.03
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CorrectiveFW(DualSolver):
 
         argmax over the hull of  ⟨s, v_i⟩ + c − (h_i/2) ‖s − s_i‖²
 
-    with h the curvature of the last step, and after a few steps a tenth of it.
+    with h the curvature of the last step, and after a few steps 0.03 of it.
 
     Args:
         max_steps: the most steps; each costs a vjp, and a jvp before the next. The end costs one more vjp.
