@@ -59,8 +59,11 @@ def main(options: Options) -> None:
     def add(what: str, without: Callable[[], None], with_it: Callable[[], None]) -> None:
         runs = {"without": without, "with": with_it}
         seconds = spread(runs, repeats=repeats, inner=20, warm_up=2)
-        low, high = seconds["without"][1], seconds["with"][1]
-        rows.append({"what": what, "without, µs": 1e6 * low, "with, µs": 1e6 * high, "added, µs": 1e6 * (high - low)})
+        row: dict[str, Any] = {"what": what}
+        for name, (low, median, high) in seconds.items():
+            row[f"{name}, µs"] = 1e6 * median
+            row[f"quartiles {name}"] = f"{1e6 * low:.4g} to {1e6 * high:.4g}"
+        rows.append({**row, "added, µs": 1e6 * (seconds["with"][1] - seconds["without"][1])})
 
     for shape in SCORES:
         add(f"the hook, scores {list(shape)}", differentiate(False, shape), differentiate(True, shape))

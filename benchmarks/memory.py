@@ -10,8 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import Options, write
-from benchmarks.step import NESTEROV, SMALL, parameters
-from experiments.models import WideResNet
+from benchmarks.step import LISTS, NESTEROV, parameters
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
@@ -58,11 +57,6 @@ def steps(shapes: list[tuple[int, ...]]) -> dict[str, tuple[Any, Callable[[], An
 
 
 HOW = ("foreach", "fused")
-LISTS = {
-    "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
-    "200 small tensors (109 k)": SMALL,
-    "one matrix (16.8 M)": [(4096, 4096)],
-}
 
 
 def _all(optimizer: Any) -> int:
@@ -80,7 +74,7 @@ def _parameters(optimizer: Any) -> list[nn.Parameter]:
 def main(options: Options) -> None:
     """Measure every optimizer on every list."""
     rows = []
-    for name, shapes in LISTS.items():
+    for name, shapes in {**LISTS, "one matrix (16.8 M)": [(4096, 4096)]}.items():
         for optimizer, made in steps(shapes).items():
             found = measure(*made)
             rows.append(

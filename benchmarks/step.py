@@ -69,21 +69,23 @@ def optimizers(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
     return steps
 
 
-def main(options: Options) -> None:
+LISTS = {
+    "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
+    "200 small tensors (109 k)": SMALL,
+}
+Make = Callable[[list[tuple[int, ...]]], dict[str, Callable[[], Any]]]
+
+
+def compare(options: Options, name: str, make: Make) -> list[dict[str, Any]]:
     """Time a step of every optimizer on the tensors of a WRN-40-4 and on 200 small tensors."""
-    lists = {
-        "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
-        "200 small tensors (109 k)": SMALL,
-    }
     rows = []
-    for name, shapes in lists.items():
-        runs = optimizers(shapes)
+    for which, shapes in LISTS.items():
         inner = 3 if len(shapes) == 116 else 30
-        seconds = spread(runs, repeats=5 if options.quick else 25, inner=inner, warm_up=2)
+        seconds = spread(make(shapes), repeats=5 if options.quick else 25, inner=inner, warm_up=2)
         for optimizer, (low, median, high) in seconds.items():
             rows.append(
                 {
-                    "parameters": name,
+                    "parameters": which,
                     "optimizer": optimizer,
                     "ms": 1e3 * median,
                     "quartiles": f"{1e3 * low:.3g} to {1e3 * high:.3g}",
@@ -91,10 +93,17 @@ def main(options: Options) -> None:
                     "/ SGD fused": median / seconds["SGD fused"][1],
                 }
             )
-    write(options, "step", rows, "Nesterov momentum and weight decay where the optimizer has them.")
+    write(options, name, rows, "Nesterov momentum and weight decay where the optimizer has them.")
+    return rows
+
+
+def main(options: Options) -> None:
+    """SGD and SingleStepFW by themselves, then beside everybody else."""
+    compare(options, "step_alone", ours_and_sgd)
+    rows = compare(options, "step", optimizers)
 
     def draw(_: Any, axes: Any) -> None:
-        for panel, name in zip(axes, lists, strict=True):
+        for panel, name in zip(axes, LISTS, strict=True):
             chosen = sorted((r for r in rows if r["parameters"] == name), key=lambda r: r["ms"], reverse=True)
             colors = ["#d95f02" if r["optimizer"].startswith("SingleStepFW") else "#999999" for r in chosen]
             panel.barh([r["optimizer"] for r in chosen], [r["ms"] for r in chosen], color=colors)

@@ -1,8 +1,8 @@
 """``fused=True``: the two sweeps of a step as two compiled loops over the memory of the tensors, where it lies.
 
 The inner products read w and x once, the update reads w, x, z and writes w, z: seven streams of memory against the five
-of ``torch.optim.SGD(fused=True)``, and not a byte of temporaries for any parameter. Compiled by numba (the extra
-``fast``), in two or three seconds at the first step.
+of ``torch.optim.SGD(fused=True)``. All that is made for it are the addresses, three for 4,096 parameters. Compiled by
+numba (the extra ``fast``) at the first step, which takes a few seconds.
 """
 
 from __future__ import annotations
