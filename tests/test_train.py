@@ -285,10 +285,9 @@ def without_seconds(lines):
 
 
 def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
-    options = {"augment": True, "averages": (0.9,), "test": True, "held": 10}
-    whole = run(config(data, batch=16, epochs=6, **options), tmp_path / "whole")
-    words = [*command(data, tmp_path / "killed", sys.executable), "--epochs", "6", "--augment"]
-    words += ["--averages", "0.9", "--test"]
+    options = ["--epochs", "6", "--augment", "--averages", "0.9", "--test"]
+    words, whole = ([*command(data, tmp_path / name, sys.executable), *options] for name in ("killed", "whole"))
+    subprocess.run(whole, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(words, cwd=ROOT, env=environment(), **pipes) as process:
         process.stdout.readline()  # the first epoch is done
@@ -298,7 +297,7 @@ def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
     assert before < 6
     subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
-    assert whole[-1]["test"] == curve(tmp_path / "killed")[-1]["test"]
+    assert "test" in curve(tmp_path / "killed")[-1]
     again = subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
     assert again.stdout == b""  # a finished run is not run again
 
