@@ -65,6 +65,8 @@ def _finish(
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
         again = optuna.storages.RetryHeartbeatStaleTrialCallback()
         connection = optuna.storages.RDBStorage(storage, heartbeat_stale_trial_callback=again, **options)
+    if storage.startswith("sqlite"):
+        _one_at_a_time(connection.engine)
     queue = _queue(optuna, name, runs, connection)
     choices = list(range(len(runs)))
 
@@ -103,6 +105,19 @@ def _finish(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(queue)
+
+
+def _one_at_a_time(engine: Any) -> None:
+    """Let every transaction lock the file from its start: SQLite knows no row locks, and two workers that read the same
+    waiting trial would both take it."""
+    event = load("sqlalchemy.event", extra="experiments")
+
+    def on_connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # Python's own BEGIN would come too late
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections from before do not know of it
 
 
 def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any) -> Any:

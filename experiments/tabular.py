@@ -19,7 +19,7 @@ BIKE = [
     *("temp", "atemp", "hum", "windspeed", "casual", "registered", "cnt"),
 ]
 HOW = {
-    "california": "Get https://www.dcc.fc.up.pt/~ltorgo/Regression/cal_housing.tgz, unpack cal_housing.data",
+    "california": "Get cal_housing.tgz of Luís Torgo's regression data sets, unpack cal_housing.data",
     "bike": "Get https://archive.ics.uci.edu/static/public/275/bike+sharing+dataset.zip, unpack hour.csv",
 }
 

@@ -34,6 +34,10 @@ from proxsvm import __version__, checkpoint
 from proxsvm.extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
+GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+COMMIT = (
+    subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None
+)  # of the code in memory
 Line = dict[str, Any]
 
 
@@ -257,9 +261,7 @@ def _claim(config: Config, out: Path) -> None:
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    root = Path(__file__).parent
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=root)
-    versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": git.stdout.strip() or None}
+    versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": COMMIT}
     return versions | {"device": config.device, "threads": torch.get_num_threads()}
 
 

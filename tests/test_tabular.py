@@ -84,7 +84,7 @@ def test_missing_and_broken_files_are_named(data, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     for name, match in (
-        ("california", r"cal_housing.data is missing. Get https"),
+        ("california", r"cal_housing.data is missing. Get cal_housing.tgz"),
         ("bike", r"hour.csv is missing. Get"),
     ):
         with pytest.raises(FileNotFoundError, match=match):
