@@ -41,6 +41,7 @@ class Config:
     seed: int = option(0, "draws the initial weights and the order; not the split")
     test: bool = option(False, "read the test set, once, at the end")
     device: str = option("cpu", "any torch device")
+    precision: str = option("float32", "of the network's passes: float32, or bfloat16 by autocast")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

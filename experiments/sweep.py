@@ -4,19 +4,21 @@ python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 python -m experiments sweep cifar10 --scale small --data DIR --storage postgresql://...   # on each of several machines
 
 Kill it whenever you like: the same command goes on where it was. Finished runs are not run again, and the run of a
-worker that died is taken up, from its last checkpoint, by another one.
+worker that died is taken up, from its last checkpoint, by another one. With --go-on, runs that the results file holds
+are not run again either: so a study grows by seeds on another machine, long after the folder of its runs is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,32 +28,43 @@ from experiments.config import Config, from_dict
 from experiments.studies import SCALES, Study, study_of
 from proxsvm.extras import load
 
+Result = dict[str, Any]
 
-def work(study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int = 300) -> list[dict[str, Any]]:
+
+def work(
+    study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int = 300, before: Sequence[Result] = ()
+) -> list[Result]:
     """Work through the grid, then through what validation chose; returns the results of all runs.
 
     Each run is one trial of Optuna's queue, which hands it to one worker. (Its grid sampler, without the queue, lets
     two workers draw the last points of a grid twice.) A worker whose heartbeat stops for ``grace`` seconds is dead, and
-    its trial goes back into the queue.
+    its trial goes back into the queue. Runs whose results are in ``before`` are not run again.
     """
-    first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace)
+    first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace, before)
     curves = {from_dict(result["config"]): result["curve"] for result in first}
-    second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, heartbeat, grace)
+    second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, heartbeat, grace, before)
     return [{"study": study.name, **result} for result in (*first, *second)]
 
 
-def finished(study: Study, storage: str) -> list[dict[str, Any]]:
+def finished(study: Study, storage: str) -> list[Result]:
     """The results of the runs that are done so far."""
     optuna = load("optuna", extra="experiments")
     names = [name for name in optuna.get_all_study_names(storage) if name.startswith(f"{study.name}: ")]
     queues = [optuna.load_study(study_name=name, storage=storage) for name in sorted(names, reverse=True)]  # grid first
     trials = [trial for queue in queues for trial in queue.get_trials(states=(optuna.trial.TrialState.COMPLETE,))]
-    return [{"study": study.name, **trial.user_attrs["result"]} for trial in trials]
+    results = {from_dict(result["config"]): result for result in (trial.user_attrs["result"] for trial in trials)}
+    return [{"study": study.name, **result} for result in results.values()]
 
 
 def _finish(
-    name: str, runs: Sequence[Config], storage: str, out: Path, heartbeat: int, grace: int
-) -> list[dict[str, Any]]:
+    name: str,
+    runs: Sequence[Config],
+    storage: str,
+    out: Path,
+    heartbeat: int,
+    grace: int,
+    before: Sequence[Result],
+) -> list[Result]:
     """Take runs from the queue until all are done, by this worker or by others."""
     optuna = load("optuna", extra="experiments")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -67,7 +80,7 @@ def _finish(
         connection = optuna.storages.RDBStorage(storage, heartbeat_stale_trial_callback=again, **options)
     if storage.startswith("sqlite"):
         _one_at_a_time(connection.engine)
-    queue = _queue(optuna, name, runs, connection)
+    queue = _queue(optuna, name, runs, connection, before)
     choices = list(range(len(runs)))
 
     def objective(trial: Any) -> float:
@@ -85,7 +98,7 @@ def _finish(
         curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
         result = {**about, "curve": curve, "test": last.get("test"), "test_averaged": last.get("test_averaged")}
         trial.set_user_attr("result", result)
-        return last["val"]
+        return _value(lines)
 
     state = optuna.trial.TrialState
     idle = 0
@@ -120,14 +133,21 @@ def _one_at_a_time(engine: Any) -> None:
     engine.dispose()  # connections from before do not know of it
 
 
-def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any) -> Any:
+def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any, before: Sequence[Result]) -> Any:
     """The Optuna study of these runs; whoever makes it fills its queue, the others wait for that."""
     plan = sha256(json.dumps([asdict(config) for config in runs], sort_keys=True).encode()).hexdigest()[:12]
     name = f"{name} {plan}"  # another plan is another study: no result of it is mistaken for one of this
     try:
         queue = optuna.create_study(study_name=name, storage=storage)
+        done = {replace(from_dict(result["config"]), data=""): result for result in before}
         for k, config in enumerate(runs):
-            queue.enqueue_trial({"run": k}, user_attrs={"config": asdict(config)})
+            about = {"config": asdict(config)}
+            if result := done.get(replace(config, data="")):
+                choice = optuna.distributions.CategoricalDistribution(list(range(len(runs))))
+                taken = {"params": {"run": k}, "distributions": {"run": choice}, "value": _value(result["curve"])}
+                queue.add_trial(optuna.create_trial(user_attrs=about | {"result": result | about}, **taken))
+            else:
+                queue.enqueue_trial({"run": k}, user_attrs=about)
         queue.set_user_attr("filled", True)
         return queue
     except optuna.exceptions.DuplicatedStudyError:
@@ -140,6 +160,12 @@ def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any) -> Any:
             f"the sweep {name!r} was made by a process that died before it was filled. Remove it: "
             f"optuna delete-study --study-name {name!r} --storage URL"
         ) from None
+
+
+def _value(curve: Sequence[train.Line]) -> float:
+    """What Optuna is told of a run; it takes a nan for a failure."""
+    value = curve[-1]["val"]
+    return math.inf if math.isnan(value) else value
 
 
 def _name(config: Config) -> str:
@@ -156,8 +182,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
     parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
     parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs; default: the study's")
     parser.add_argument(
         "--so-far", action="store_true", help="run nothing: write the results of the runs that are done"
+    )
+    parser.add_argument(
+        "--go-on", action="store_true", help="do not run again what the results file in --results holds"
     )
     parser.add_argument(
         "--results", type=Path, default=Path("experiments/results"), help="where SCALE/STUDY.jsonl goes"
@@ -166,6 +196,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
+    if args.seeds is not None:
+        study = replace(study, seeds=tuple(args.seeds))
+    file = args.results / args.scale / f"{study.name}.jsonl"
+    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on else []
     out = args.out / args.scale
     out.mkdir(parents=True, exist_ok=True)
     storage = args.storage or f"sqlite:///{out / 'optuna.db'}"
@@ -174,10 +208,9 @@ def main(args: argparse.Namespace) -> None:
     else:
         words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1"]
         others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
-        results = work(study, storage, out)
+        results = work(study, storage, out, before=before)
         for other in others:
             other.wait()
-    file = args.results / args.scale / f"{study.name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     for result in results:
         del result["config"]["data"]  # where the files lay is of this machine

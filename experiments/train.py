@@ -14,7 +14,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from proxsvm import __version__, checkpoint
 from proxsvm.extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
+PRECISIONS = ("float32", "bfloat16")
 GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
 COMMIT = (
     subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None
@@ -44,6 +45,7 @@ Line = dict[str, Any]
 def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
     """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the lines of its log."""
     recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
+    known("precision", config.precision, PRECISIONS)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     log = out / "log.jsonl"
     lines = read_log(log)
@@ -83,7 +85,7 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
         ):  # is averaging batch norm's buffers as good as estimating them anew?
             line["val_averaged_fresh"] = {}
             for k, mean in averages.items():
-                with fresh_statistics(mean, _some_inputs(config, task)):
+                with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
                     line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
         if config.schedule:
             parts["schedule"].step(line["val"])
@@ -136,7 +138,9 @@ def _epoch(
         score = torch.zeros((), device=config.device)
 
         def loss() -> Tensor:
-            output = network(*inputs)  # noqa: B023
+            with passes(config):
+                output = network(*inputs)  # noqa: B023
+            output = output.float()
             score.copy_(task.score(output.detach(), y).mean())  # noqa: B023
             return criterion(output, y)  # noqa: B023
 
@@ -159,6 +163,12 @@ def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
     return group["lr"] * (1.0 if last is None else last.gamma)
 
 
+def passes(config: Config) -> AbstractContextManager[Any]:
+    """Where the network runs; the loss and the step stay in float32."""
+    kind = torch.device(config.device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=config.precision == "bfloat16")
+
+
 @torch.no_grad()
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     """The mean score over a split."""
@@ -166,8 +176,9 @@ def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     total = torch.zeros((), device=config.device, dtype=torch.float64)
     for batch in torch.arange(len(split)).split(500):
         inputs, y = task.take(split, batch, None)
-        output = model(*(x.to(config.device) for x in inputs))
-        total += task.score(output, y.to(config.device)).double().sum()
+        with passes(config):
+            output = model(*(x.to(config.device) for x in inputs))
+        total += task.score(output.float(), y.to(config.device)).double().sum()
     return float(total) / len(split)
 
 
@@ -178,7 +189,7 @@ def judged(config: Config, task: Task, model: nn.Module, optimizer: torch.optim.
         yield
         return
     optimizer.eval()
-    with fresh_statistics(model, _some_inputs(config, task)):
+    with passes(config), fresh_statistics(model, _some_inputs(config, task)):
         yield
     optimizer.train()
 

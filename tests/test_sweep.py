@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -112,8 +114,7 @@ def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):
 def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
     monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder))
-    options = {"scale": "small", "data": str(data), "out": tmp_path, "storage": None, "workers": 1, "so_far": False}
-    args = type("Args", (), {"study": "tiny", "results": tmp_path / "results", **options})
+    args = arguments(data, tmp_path)
     sweep.main(args)
     found = results(tmp_path / "results" / "small" / "tiny.jsonl")
     grid, chosen = found[:4], found[4:]
@@ -132,6 +133,41 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(data, tmp_
     args.so_far = True
     sweep.main(args)
     assert (tmp_path / "results" / "small" / "tiny.jsonl").read_text() == before
+
+
+def arguments(data, out, *words):
+    parser = argparse.ArgumentParser()
+    sweep.add_arguments(parser)
+    folders = ["--data", str(data), "--out", str(out), "--results", str(out / "results")]
+    return parser.parse_args(["tiny", *folders, *words])
+
+
+def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder))
+    here, there = tmp_path / "here", tmp_path / "there"
+    sweep.main(arguments(data, here, "--seeds", "1"))
+    first = results(here / "results" / "small" / "tiny.jsonl")
+    assert len(first) == 4 + 2
+    shutil.copytree(here / "results", there / "results")
+    moved = shutil.copytree(data, tmp_path / "moved")  # where the data lie says nothing of a run
+    sweep.main(arguments(moved, there, "--go-on"))
+    second = results(there / "results" / "small" / "tiny.jsonl")
+    assert second[:6] == first  # to the second that they took: they were not run again
+    assert [run["config"]["seed"] for run in second[6:]] == [2, 2]
+    assert len(list((there / "small").glob("*/config.json"))) == 2
+
+
+def test_what_diverged_counts_as_done(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep.train, "run", diverged)
+    found = sweep.work(replace(tiny(data), seeds=()), f"sqlite:///{tmp_path}/optuna.db", tmp_path)
+    assert [math.isnan(result["curve"][-1]["val"]) for result in found] == [True] * 4
+
+
+def diverged(config, folder):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"config": asdict(config), "provenance": {}}))
+    return [{"epoch": 1, "val": math.nan}]
 
 
 def test_an_average_can_choose():
