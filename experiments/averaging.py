@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +16,29 @@ from torch.optim.swa_utils import AveragedModel
 Inputs = tuple[Tensor, ...]
 
 
-def exponential(model: nn.Module, decay: float) -> AveragedModel:
-    """w̄ ← β w̄ + (1 − β) w with β = min(decay, (1 + t) / (10 + t)); batch-norm buffers are averaged as well.
+def average(model: nn.Module, form: str) -> AveragedModel:
+    """w̄ ← β w̄ + (1 − β) w after each step t; batch-norm buffers are averaged as well.
 
-    The warm-up of β keeps the random start out of the average: after t steps it looks back over t/9 of them at most.
+    ``form`` is a decay, ``"0.995"``: β = min(decay, (1 + t) / (10 + t)). The warm-up keeps the random start out of the
+    average: it looks back over t/9 steps at most. Or it is the part of the steps so far that the average looks back
+    over, ``"1/4"``: β = (1 + t) / (1 + 4 + t). This form has no number that depends on the length of training.
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"an average's decay is {decay}; expected a number in [0, 1), such as 0.995")
+    try:
+        part = Fraction(form)
+    except (ValueError, ZeroDivisionError):
+        part = Fraction(-1)
+    if not (0 < part < 1 or form == "0"):
+        raise ValueError(
+            f"an average's form is {form!r}; expected a decay below 1, such as 0.995, or the part of the steps that it "
+            "looks back over, such as 1/4"
+        )
+    decay, warm_up = (1.0, 1 + float(1 / part)) if "/" in form else (float(part), 10.0)
 
     def blend(averaged: Tensor, current: Tensor, t: Tensor | int) -> Tensor:
         if not averaged.is_floating_point():
             return current  # the batch norm's count of batches
-        beta = torch.clamp((1 + torch.as_tensor(t)) / (10 + torch.as_tensor(t)), max=decay)
+        t = torch.as_tensor(t)
+        beta = torch.clamp((1 + t) / (warm_up + t), max=decay)
         return torch.lerp(current, averaged, beta.to(averaged))
 
     return AveragedModel(model, avg_fn=blend, use_buffers=True)

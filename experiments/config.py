@@ -37,7 +37,7 @@ class Config:
     images: int = option(0, "training samples; 0: all")
     held: int = option(5000, "samples held out of the training set for validation (snli brings its own)")
     augment: bool = option(False, "flip and crop the images")
-    averages: tuple[float, ...] = option((), "decays of exponential averages of the weights, measured beside them")
+    averages: tuple[str, ...] = option((), "averages of the weights, measured beside them: a decay, 0.995, or 1/4")
     seed: int = option(0, "draws the initial weights and the order; not the split")
     test: bool = option(False, "read the test set, once, at the end")
     device: str = option("cpu", "any torch device")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if isinstance(default, bool):
             parser.add_argument(name, action="store_true", help=text)
         elif isinstance(default, tuple):
-            parser.add_argument(name, type=float, nargs="*", default=default, help=text)
+            parser.add_argument(name, nargs="*", default=default, help=text)
         else:
             parser.add_argument(name, type=type(default), default=default, help=text)
 
@@ -63,5 +63,6 @@ def from_arguments(args: argparse.Namespace) -> Config:
 
 
 def from_dict(entries: dict[str, Any]) -> Config:
-    """The config of ``asdict`` or of JSON, which turns tuples into lists."""
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()})
+    """The config of ``asdict`` or of JSON, which turns tuples into lists (older results have decays as numbers)."""
+    averages = tuple(map(str, entries.get("averages", ())))
+    return Config(**entries | {"averages": averages})

@@ -89,7 +89,7 @@ def cifar_small(name: str, data: str) -> Study:
     """WRN-10-1 on 10,000 images of CIFAR-10, or 9,000 of CIFAR-100; η is chosen by runs of 4 or 5 epochs."""
     dataset = name.removesuffix("-augmented")
     images, held = (10_000, 2_000) if dataset == "cifar10" else (9_000, 1_000)
-    base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=(0.995,))
+    base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=("0.995",))
     if name != "cifar10":  # half the time of float32
         base = replace(base, epochs=4, precision="bfloat16", augment=name.endswith("-augmented"))
     runs = grid(base, POWERS, "wrn-jobs")
@@ -101,8 +101,9 @@ def cifar_small(name: str, data: str) -> Study:
 def snli_small(name: str, data: str) -> Study:
     """A BiLSTM of 128 units on 21,605 sentence pairs; η is chosen by runs of 2 epochs."""
     base = Config(data=data, dataset="snli", model="bilstm-128", batch=64, epochs=2, momentum=0.0, weight_decay=0.0)
+    base = replace(base, precision="bfloat16")
     powers = {
-        "dfw": (0.1, 1.0, 10.0),
+        "dfw": (0.01, 0.1, 1.0, 10.0),
         "sgd": (0.01, 0.1, 1.0),
         "adagrad": (0.001, 0.01, 0.1),
         "adam": (1e-4, 1e-3, 1e-2),
@@ -110,12 +111,12 @@ def snli_small(name: str, data: str) -> Study:
         "bpgrad": (0.01, 0.1, 1.0),
     }
     again = {optimizer: powers[optimizer] for optimizer in BOTH_LOSSES}
-    return Study(name, grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli"), epochs=6)
+    return Study(name, grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli"), epochs=5)
 
 
 def regression_small(name: str, data: str) -> Study:
     """An MLP on a table with the ℓ1 loss; SGD without a schedule and with one."""
-    base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=(0.995,))
+    base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=("0.995",))
     etas = (0.001, 0.01, 0.1, 1.0)
     powers = {"dfw": etas, "sgd": etas, "adam": (1e-4, 1e-3, 1e-2, 1e-1)}
     return Study(name, grid(base, powers, "") + grid(base, {"sgd": etas}, "wrn-jobs"), epochs=50, seeds=(1, 2, 3))
@@ -123,7 +124,7 @@ def regression_small(name: str, data: str) -> Study:
 
 def sensitivity_small(name: str, data: str) -> Study:
     """How far η may be off: 5 epochs of 5,000 images over five decades. Validation only."""
-    base = Config(data=data, epochs=5, images=5_000, held=2_000)
+    base = Config(data=data, epochs=5, images=5_000, held=2_000, precision="bfloat16")
     etas = (0.001, 0.01, 0.1, 1.0, 10.0)
     powers = {"dfw": etas, "sgd": etas, "adam": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), "multistep": etas}
     return Study(name, grid(base, powers, "wrn-jobs"), epochs=5, seeds=())
@@ -131,7 +132,8 @@ def sensitivity_small(name: str, data: str) -> Study:
 
 def averaging_small(name: str, data: str) -> Study:
     """Which average, and which η with it. SGD here is without a schedule, as DFW."""
-    base = Config(data=data, epochs=20, images=10_000, held=2_000, averages=(0.98, 0.99, 0.995, 0.998))
+    base = Config(data=data, epochs=20, images=10_000, held=2_000, averages=("0.98", "0.99", "0.995", "1/4", "1/2"))
+    base = replace(base, precision="bfloat16")
     etas = (0.1, 0.3, 1.0)
     return Study(name, grid(base, {"dfw": etas, "sgd": etas}, ""), epochs=20, by="0.995")
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from experiments import config as configs
-from experiments.averaging import exponential, fresh_statistics
+from experiments.averaging import average, fresh_statistics
 from experiments.config import Config, known
 from experiments.optimizers import LOSSES, OPTIMIZERS, Schedule, loss_of
 from experiments.tasks import Task, task_of
@@ -59,8 +59,8 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
     if config.schedule:
         parts["schedule"] = Schedule(config, optimizer)
-    averages = {str(decay): exponential(model, decay) for decay in config.averages}
-    parts |= {f"average {decay}": average for decay, average in averages.items()}
+    averages = {form: average(model, form) for form in config.averages}
+    parts |= {f"average {form}": mean for form, mean in averages.items()}
     best = parts["best"] = Best(min if task.measure == "mae" else max)
 
     if rank == 0:
@@ -147,8 +147,8 @@ def _epoch(
         value = update(optimizer, loss)
         totals += torch.stack([value, score]) * len(batch)
         steps.append(_step_size(optimizer))
-        for average in averages.values():
-            average.update_parameters(network.module if isinstance(network, DistributedDataParallel) else network)
+        for mean in averages.values():
+            mean.update_parameters(network.module if isinstance(network, DistributedDataParallel) else network)
     value, score = (totals / sum(map(len, batches))).tolist()
     sizes = torch.stack([torch.as_tensor(size, dtype=torch.float32).cpu() for size in steps])
     return {"train_loss": value, f"train_{task.measure}": score, "step_size": float(sizes.mean())}

@@ -51,7 +51,7 @@ from pathlib import Path
 from experiments import sweep
 from tests.test_sweep import tiny
 data, storage, out = sys.argv[1:]
-found = sweep.work(tiny(data, averages=(0.9,)), storage, Path(out), heartbeat=1, grace=8)
+found = sweep.work(tiny(data, averages=("0.9",)), storage, Path(out), heartbeat=1, grace=8)
 print("RESULTS" + json.dumps(found))
 """
 
@@ -171,7 +171,7 @@ def diverged(config, folder):
 
 
 def test_an_average_can_choose():
-    runs = tuple(Config(loss="hinge", lr=lr, averages=(0.9,)) for lr in (0.1, 1.0))
+    runs = tuple(Config(loss="hinge", lr=lr, averages=("0.9",)) for lr in (0.1, 1.0))
     end = {"val": 10.0, "val_averaged": {"0.9": 10.0}}
     lines = [{"val": 60.0, "val_averaged": {"0.9": 61.0}}, {"val": 50.0, "val_averaged": {"0.9": 70.0}}]
     curves = {run: [line, end] for run, line in zip(runs, lines, strict=True)}  # the best epoch counts, not the last

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from experiments import cifar
-from experiments.averaging import exponential, fresh_statistics
+from experiments.averaging import average, fresh_statistics
 from experiments.config import Config
 from experiments.optimizers import OPTIMIZERS, Schedule
 from experiments.train import Best, run
@@ -113,7 +113,8 @@ def test_augmentation_shifts_and_flips():
 FAMILIES = {
     "wrn": {"model": "wrn-10-1", "images": 40, "augment": True},
     "densenet": {"dataset": "cifar100", "model": "densenet-22-12", "images": 24},
-    "bilstm": {"dataset": "snli", "model": "bilstm-128"},
+    "wrn, half": {"model": "wrn-10-1", "images": 40, "precision": "bfloat16"},
+    "bilstm": {"dataset": "snli", "model": "bilstm-128", "precision": "bfloat16"},
     "mlp": {"dataset": "california", "model": "mlp"},
 }
 RATES = {"adagrad": 0.01, "adam": 0.003, "amsgrad": 0.003, "bpgrad": 0.02, "prodigy": 1.0, "multistep": 0.1}
@@ -124,12 +125,12 @@ RATES = {"adagrad": 0.01, "adam": 0.003, "amsgrad": 0.003, "bpgrad": 0.02, "prod
 def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, optimizer, family):
     lr = RATES.get(optimizer, 0.05)
     schedule = {"schedule": "snli" if family == "bilstm" else "wrn-jobs"} if optimizer == "sgd" else {}
-    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": (0.9, 0.99), "test": True}
+    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": ("0.9", "1/4"), "test": True}
     made = config(data, **FAMILIES[family], **options, **schedule)
     lines = run(made, tmp_path)
     assert [line["epoch"] for line in lines] == [1, 2]
     assert all(math.isfinite(lines[-1][key]) for key in ("train_loss", "val", "test", "step_size", "seconds"))
-    assert set(lines[-1]["val_averaged"]) == set(lines[-1]["test_averaged"]) == {"0.9", "0.99"}
+    assert set(lines[-1]["val_averaged"]) == set(lines[-1]["test_averaged"]) == {"0.9", "1/4"}
     assert lines[-1]["val_averaged"]["0.9"] != lines[-1]["val"] or family != "mlp"
     assert "test" not in lines[0]  # read once
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -218,15 +219,20 @@ def test_the_schedules_are_the_published_ones():
 
 def test_the_average_is_what_it_says():
     model = torch.nn.Linear(1, 1, bias=False)
-    average = exponential(model, 0.5)
-    expected, betas = None, [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5]
-    for t, beta in enumerate(betas):
-        model.weight.data.fill_(float(t**2))
-        average.update_parameters(model)
-        expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
-        assert average.module.weight.item() == pytest.approx(expected)
-    with pytest.raises(ValueError, match=r"decay is 1.0; expected a number in \[0, 1\)"):
-        exponential(model, 1.0)
+    betas = {
+        "0.5": [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5],
+        "1/2": [0.0, 2 / 4, 3 / 5, 4 / 6, 5 / 7, 6 / 8],
+    }
+    for form, expected_betas in betas.items():
+        mean, expected = average(model, form), None
+        for t, beta in enumerate(expected_betas):
+            model.weight.data.fill_(float(t**2))
+            mean.update_parameters(model)
+            expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
+            assert mean.module.weight.item() == pytest.approx(expected)
+    for form in ("1.0", "1/0", "0/3", "a tenth"):
+        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the part of the steps"):
+            average(model, form)
 
 
 def test_fresh_statistics_are_those_of_the_present_weights_and_are_put_back():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def trained(candidate: Candidate) -> float:
 def averaging(title: str, runs: Sequence[Run]) -> Figure:
     """Validation with averaged weights and without, against η; below, DFW with each decay if there are several."""
     mine = [run for run in runs if run.method.optimizer == "dfw"]
-    decays = sorted({decay for run in mine for decay in run.last.val_averaged}, key=float)
+    decays = sorted({decay for run in mine for decay in run.last.val_averaged}, key=Fraction)
     figure, axes = panels(2 if len(decays) > 1 else 1)
     plain = along_eta(runs)
     for name, line in along_eta(runs, averaged=True).items():

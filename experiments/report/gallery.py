@@ -89,7 +89,7 @@ def _possible(study: str, runs: list[Run], results: Results) -> Possible:
 
 def _identity(run: Run) -> str:
     """The same training, whatever else was measured on the way."""
-    beside = ("averages", "device", "data", "test")
+    beside = ("averages", "precision", "device", "data", "test")
     return json.dumps({k: v for k, v in run.config.items() if k not in beside}, sort_keys=True)
 
 

@@ -90,4 +90,6 @@ def setting(candidate: Candidate, group: Iterable[Candidate]) -> str:
         for name, value in mine
         if name == "lr" or (value not in ("", None) and any(other.get(name) != value for other in settings))
     ]
-    return ", ".join([*said, *([f"decay = {candidate.decay}"] if candidate.decay else [])])
+    if candidate.decay:
+        said.append(f"over {candidate.decay}" if "/" in candidate.decay else f"decay = {candidate.decay}")
+    return ", ".join(said)

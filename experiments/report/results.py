@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 REGRESSION = ("california", "bike")  # their value is the mean absolute error; elsewhere it is the accuracy in %
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared within one task only
 SIDE_STUDIES = ("sensitivity", "averaging")  # they ask something else, and never enter the paper's tables
-NOT_A_CHOICE = ("epochs", "seed", "device", "averages", "data", "test", "optimizer", "loss", *TASK)
+NOT_A_CHOICE = ("epochs", "seed", "device", "averages", "precision", "data", "test", "optimizer", "loss", *TASK)
 
 Setting = tuple[tuple[str, Any], ...]
 
