@@ -41,7 +41,7 @@ def work(
     its trial goes back into the queue. Runs whose results are in ``before`` are not run again.
     """
     first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace, before)
-    curves = {from_dict(result["config"]): result["curve"] for result in first}
+    curves = {run: result["curve"] for run, result in zip(study.grid, first, strict=True)}
     second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, heartbeat, grace, before)
     return [{"study": study.name, **result} for result in (*first, *second)]
 
@@ -139,13 +139,13 @@ def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any, before:
     name = f"{name} {plan}"  # another plan is another study: no result of it is mistaken for one of this
     try:
         queue = optuna.create_study(study_name=name, storage=storage)
-        done = {replace(from_dict(result["config"]), data=""): result for result in before}
+        done = {_asked(from_dict(result["config"])): result for result in before}
         for k, config in enumerate(runs):
             about = {"config": asdict(config)}
-            if result := done.get(replace(config, data="")):
+            if result := done.get(_asked(config)):
                 choice = optuna.distributions.CategoricalDistribution(list(range(len(runs))))
                 taken = {"params": {"run": k}, "distributions": {"run": choice}, "value": _value(result["curve"])}
-                queue.add_trial(optuna.create_trial(user_attrs=about | {"result": result | about}, **taken))
+                queue.add_trial(optuna.create_trial(user_attrs=about | {"result": result}, **taken))
             else:
                 queue.enqueue_trial({"run": k}, user_attrs=about)
         queue.set_user_attr("filled", True)
@@ -160,6 +160,11 @@ def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any, before:
             f"the sweep {name!r} was made by a process that died before it was filled. Remove it: "
             f"optuna delete-study --study-name {name!r} --storage URL"
         ) from None
+
+
+def _asked(config: Config) -> Config:
+    """What a run asks, without where and how it is computed."""
+    return replace(config, data="", device="", precision="")
 
 
 def _value(curve: Sequence[train.Line]) -> float:
@@ -183,6 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
     parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
     parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs; default: the study's")
+    parser.add_argument("--precision", help="of the runs: float32 or bfloat16; default: the study's")
     parser.add_argument(
         "--so-far", action="store_true", help="run nothing: write the results of the runs that are done"
     )
@@ -198,6 +204,8 @@ def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
     if args.seeds is not None:
         study = replace(study, seeds=tuple(args.seeds))
+    if args.precision:
+        study = replace(study, grid=tuple(replace(run, precision=args.precision) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
     before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on else []
     out = args.out / args.scale
@@ -213,6 +221,6 @@ def main(args: argparse.Namespace) -> None:
             other.wait()
     file.parent.mkdir(parents=True, exist_ok=True)
     for result in results:
-        del result["config"]["data"]  # where the files lay is of this machine
+        result["config"].pop("data", None)  # where the files lay is of this machine
     train.write(file, "".join(json.dumps(result) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")
