@@ -413,6 +413,30 @@ def test_a_real_browser_loads_every_picture_and_the_page_never_scrolls_sideways(
     assert seen["wide"] <= width
 
 
+def test_the_forms_of_the_average_stand_side_by_side():
+    tried = [line("averaging", lr=lr, seed=1, averaged={"0.99": 60.0 + lr, "1/4": 62.0}, val=55.0) for lr in (0.1, 1.0)]
+    for each in tried:
+        each["curve"][-1]["val_averaged_fresh"] = {"0.99": 60.0 + each["config"]["lr"] - 1.5, "1/4": 62.0 - 0.5}
+    table = study_tables.averages(
+        "averaging", runs(*tried, line("averaging", epochs=2, lr=7.0))
+    )  # what is shorter is left out
+    assert table.header == ["optimizer", "setting", "as it comes", "1/4", "0.99", "statistics anew"]
+    assert table.rows == [
+        ["DFW", "η = 0.1", "55.0", "62.0", "60.1", "−1.0"],
+        ["DFW", "η = 1", "55.0", "62.0", "61.0", "−1.0"],
+    ]
+
+
+def test_a_text_gets_the_kind_of_table_that_it_asks_for(tmp_path):
+    found = {"cifar10": runs(line(lr=0.1), line(lr=1.0, averaged={"1/4": 62.0}))}
+    text = "a\n<!-- study cifar10 -->\nold\n<!-- end -->\nb\n<!-- settings cifar10 -->\n<!-- end -->\nc"
+    new = page.filled(text, found)
+    assert new.startswith("a\n<!-- study cifar10 -->\n\n| optimizer | loss | setting |")
+    assert "old" not in new
+    assert "62.0 (1/4)" in new[new.index("<!-- settings") :]
+    assert page.filled(new, found) == new
+
+
 def test_the_docs_show_what_the_results_say():
     root = Path(__file__).parents[1]
     text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")

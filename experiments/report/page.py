@@ -111,7 +111,7 @@ def _scale(scale: str, results: Results) -> list[Section]:
                 prefix + name,
                 names.study(name) + tail,
                 [f"{'; '.join(tasks)}: {names.epochs(runs)}."],
-                [study_tables.study(name, runs)],
+                [study_tables.study(name, runs), *([study_tables.averages(name, runs)] if name == "averaging" else [])],
                 [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
                 [study_tables.every_setting(name, runs)],
             )
@@ -150,15 +150,18 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 
 
 def filled(text: str, studies: Results) -> str:
-    """A Markdown text with the table of each study anew, between ``<!-- study NAME -->`` and ``<!-- end -->``."""
-    marked = re.compile(r"(<!-- study (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[2], studies)}\n\n{m[3]}", text)
+    """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``."""
+    marked = re.compile(rf"(<!-- ({'|'.join(KINDS)}) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
 
 
-def _markdown(name: str, studies: Results) -> str:
+KINDS = {"study": study_tables.study, "settings": study_tables.every_setting, "averages": study_tables.averages}
+
+
+def _markdown(name: str, studies: Results, kind: str = "study") -> str:
     if name not in studies:
         raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {', '.join(studies)}")
-    table = study_tables.study(name, studies[name])
+    table = KINDS[kind](name, studies[name])
     return f"{table.markdown()}\n\n{table.note}"
 
 

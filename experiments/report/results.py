@@ -35,6 +35,7 @@ class Epoch:
     step_size: float
     val: float
     val_averaged: Mapping[str, float]
+    val_averaged_fresh: Mapping[str, float]  # with batch-norm statistics estimated anew; after the last epoch only
     seconds: float
 
 
@@ -133,14 +134,17 @@ def parse(line: Mapping[str, Any]) -> Run:
 
 
 def _epoch(point: Mapping[str, Any]) -> Epoch:
-    averaged = point.get("val_averaged") or {}
+    averaged, fresh = (
+        {k: _number(v) for k, v in (point.get(name) or {}).items()} for name in ("val_averaged", "val_averaged_fresh")
+    )
     return Epoch(
         epoch=int(point["epoch"]),
         train_loss=_number(point["train_loss"]),
         train=_number(point.get("train_accuracy", point.get("train_mae"))),
         step_size=_number(point["step_size"]),
         val=_number(point["val"]),
-        val_averaged={k: _number(v) for k, v in averaged.items()},
+        val_averaged=averaged,
+        val_averaged_fresh=fresh,
         seconds=float(point["seconds"]),
     )
 

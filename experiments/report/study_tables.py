@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from statistics import mean
 
 from experiments.report import names
 from experiments.report.results import SIDE_STUDIES, Method, Results, Run
@@ -87,6 +89,35 @@ def every_setting(name: str, runs: Sequence[Run]) -> Table:
             ]
         )
     return table
+
+
+def averages(name: str, runs: Sequence[Run]) -> Table:
+    """The weights as they come and every average of them, at every setting that was run to the end."""
+    length = max(run.epochs for run in runs)
+    runs = [run for run in runs if run.epochs == length]
+    forms = sorted({form for run in runs for form in run.last.val_averaged}, key=Fraction)
+    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    table = Table(
+        f"{names.study(name)}: forms of the average",
+        ["optimizer", "setting", "as it comes", *forms, "statistics anew"],
+        note=f"Validation ({value}) of the best epoch of runs of {length} epochs. A number below 1 is the average's "
+        "decay; 1/4: it looks back over a quarter of the steps so far. Statistics anew: what estimating the batch "
+        "norm's statistics anew adds after the last epoch to averaging them, the mean over the averages.",
+    )
+    pool = candidates(runs)
+    averaged = candidates(runs, averaged=True)
+    for c in pool:
+        same = {a.decay: a for a in averaged if (a.method, a.setting) == (c.method, c.setting)}
+        setting = names.setting(c, [other for other in pool if other.method == c.method])
+        values = [str(same[form].val) if form in same else "—" for form in forms]
+        table.rows.append([names.optimizer(c.method), setting, str(c.val), *values, _anew(c.runs)])
+    return table
+
+
+def _anew(runs: Sequence[Run]) -> str:
+    ends = [run.last for run in runs]
+    added = [value - end.val_averaged[form] for end in ends for form, value in end.val_averaged_fresh.items()]
+    return f"{mean(added):+.1f}".replace("-", "−") if added else "—"
 
 
 def claims(results: Results) -> Table:
