@@ -36,9 +36,7 @@ from proxsvm.extras import load as load_extra
 RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
 PRECISIONS = ("float32", "bfloat16")
 GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-COMMIT = (
-    subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None
-)  # of the code in memory
+COMMIT = subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None  # of what is in memory
 Line = dict[str, Any]
 
 
@@ -71,7 +69,7 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
     board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and rank == 0 else None
     writer = board.SummaryWriter(str(out), purge_step=done + 1) if board else None
     for epoch in range(done, config.epochs):
-        began = time.perf_counter()
+        began, last = time.perf_counter(), epoch + 1 == config.epochs
         line = {"epoch": epoch + 1} | _epoch(
             config, task, network, criterion, optimizer, averages, epoch, (rank, world)
         )
@@ -80,18 +78,14 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
         if averages:
             means = averages.items()
             line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
-        if (
-            averages and epoch + 1 == config.epochs
-        ):  # is averaging batch norm's buffers as good as estimating them anew?
+        if averages and last:  # is averaging batch norm's buffers as good as estimating them anew?
             line["val_averaged_fresh"] = {}
             for k, mean in averages.items():
                 with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
                     line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
         if config.schedule:
             parts["schedule"].step(line["val"])
-        if (
-            config.test and epoch + 1 == config.epochs
-        ):  # the test set is read once, with the weights validation preferred
+        if config.test and last:  # the test set is read once, with the weights that validation preferred
             tests = {k: evaluate(config, task, best.load(k, copy.deepcopy(model)), task.test) for k in ("", *averages)}
             line["test"], line["test_averaged"] = tests.pop(""), tests
         line["seconds"] = time.perf_counter() - began
