@@ -17,6 +17,7 @@ from torch.optim import Optimizer, lr_scheduler
 from experiments.bpgrad import BPGrad
 from experiments.config import Config, known
 from proxsvm import ProxOptimizer
+from proxsvm.cheap_jvp import cheap_jvp
 from proxsvm.extras import load
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
@@ -76,10 +77,11 @@ def by_closure(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer's maker, ``(config, loss, params)``, and the way it takes a step."""
+    """An optimizer's maker, ``(config, loss, params)``, the way it takes a step, what is done to the network first."""
 
     build: Callable[[Config, nn.Module, Params], Optimizer]
     update: Callable[[Optimizer, Evaluate], Tensor] = after_backward
+    prepare: Callable[[nn.Module], nn.Module] = lambda network: network
 
 
 def prox(solver: Callable[[], Any]) -> Callable[[Config, nn.Module, Params], Optimizer]:
@@ -124,7 +126,7 @@ def schedule_free(c: Config, _: nn.Module, params: Params) -> Optimizer:
 
 OPTIMIZERS: dict[str, Recipe] = {
     "dfw": Recipe(prox(SingleStepFW)),
-    "multistep": Recipe(prox(lambda: MultiStepFW(max_steps=3)), by_closure),
+    "multistep": Recipe(prox(lambda: MultiStepFW(max_steps=3)), by_closure, cheap_jvp),
     "sgd": Recipe(sgd),
     "adagrad": adaptive(torch.optim.Adagrad),
     "adam": adaptive(torch.optim.Adam),

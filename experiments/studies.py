@@ -123,11 +123,11 @@ def regression_small(name: str, data: str) -> Study:
 
 
 def sensitivity_small(name: str, data: str) -> Study:
-    """How far η may be off: 5 epochs of 5,000 images over five decades. Validation only."""
-    base = Config(data=data, epochs=5, images=5_000, held=2_000, precision="bfloat16")
+    """How far η may be off: 4 epochs of 5,000 images over five decades. Validation only."""
+    base = Config(data=data, epochs=4, images=5_000, held=2_000)
     etas = (0.001, 0.01, 0.1, 1.0, 10.0)
     powers = {"dfw": etas, "sgd": etas, "adam": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), "multistep": etas}
-    return Study(name, grid(base, powers, "wrn-jobs"), epochs=5, seeds=())
+    return Study(name, grid(base, powers, "wrn-jobs"), epochs=4, seeds=())
 
 
 def averaging_small(name: str, data: str) -> Study:

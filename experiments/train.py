@@ -51,7 +51,7 @@ def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
         return lines
     task = task_of(config)
     torch.manual_seed(config.seed)
-    model = task.network().to(config.device)
+    model = recipe.prepare(task.network()).to(config.device)
     criterion = LOSSES[loss_of(config)]()
     optimizer = recipe.build(config, criterion, model.parameters())
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
