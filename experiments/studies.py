@@ -99,8 +99,8 @@ def cifar_small(name: str, data: str) -> Study:
 
 
 def snli_small(name: str, data: str) -> Study:
-    """A BiLSTM of 128 units on 21,605 sentence pairs; η is chosen by runs of 2 epochs."""
-    base = Config(data=data, dataset="snli", model="bilstm-128", batch=64, epochs=2, momentum=0.0, weight_decay=0.0)
+    """A BiLSTM of 128 units on 21,605 sentence pairs; η is chosen by runs of one epoch."""
+    base = Config(data=data, dataset="snli", model="bilstm-128", batch=64, epochs=1, momentum=0.0, weight_decay=0.0)
     base = replace(base, precision="bfloat16")
     powers = {
         "dfw": (0.01, 0.1, 1.0, 10.0),
@@ -123,8 +123,8 @@ def regression_small(name: str, data: str) -> Study:
 
 
 def sensitivity_small(name: str, data: str) -> Study:
-    """How far η may be off: 4 epochs of 5,000 images over five decades. Validation only."""
-    base = Config(data=data, epochs=4, images=5_000, held=2_000)
+    """How far η may be off: 4 epochs of 4,000 images over five decades. Validation only."""
+    base = Config(data=data, epochs=4, images=4_000, held=2_000)
     etas = (0.001, 0.01, 0.1, 1.0, 10.0)
     powers = {"dfw": etas, "sgd": etas, "adam": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), "multistep": etas}
     return Study(name, grid(base, powers, "wrn-jobs"), epochs=4, seeds=())
