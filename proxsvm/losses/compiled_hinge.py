@@ -67,10 +67,13 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
     )
 
 
-def _is_last() -> bool:
-    """In a backward pass: whether it is the last on its graph, a plain one without a graph or a batch of its own."""
-    keeps_graph: bool = torch._C._autograd._get_current_graph_task_keep_graph()
-    return not keeps_graph and not torch._C._are_functorch_transforms_active()
+def _is_last(grad: Tensor) -> bool:
+    """Whether a backward pass is the last on its graph, with one ``grad`` that has memory (not a batch of vmap's)."""
+    return not (
+        torch._C._autograd._get_current_graph_task_keep_graph()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )
 
 
 class _Plain(torch.autograd.Function):
@@ -88,7 +91,7 @@ class _Plain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         k, y = ctx.saved_tensors
-        s, last = torch.empty(ctx.shape, dtype=grad.dtype), _is_last()
+        s, last = torch.empty(ctx.shape, dtype=grad.dtype), _is_last(grad)
         loop = functools.partial(loops_of(s.dtype).gradient_plain, grad.numpy() if last else None, ctx.share)
         _in_threads(loop, s.numpy(), y.numpy(), k.numpy())
         return s if last else s * grad, None
@@ -109,7 +112,7 @@ class _Smooth(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         alpha, scale, y = ctx.saved_tensors
-        last = _is_last()
+        last = _is_last(grad)
         s = alpha if last else alpha.clone()  # nobody will ask for α again: it becomes the gradient
         loop = functools.partial(loops_of(s.dtype).gradient_smooth, grad.numpy() if last else None, ctx.share)
         _in_threads(loop, s.numpy(), y.numpy(), scale.numpy())
