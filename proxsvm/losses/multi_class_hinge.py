@@ -10,6 +10,7 @@ from torch import Tensor
 from proxsvm.extras import load
 from proxsvm.losses.base import Atom, Polytope, Reduction, in_slices
 from proxsvm.losses.classes import ClassLoss, as_cost, one_hot
+from proxsvm.losses.compiled_hinge import compiled_value
 from proxsvm.losses.hulls import Simplex
 
 
@@ -34,6 +35,14 @@ class MultiClassHinge(ClassLoss):
         super().__init__(reduction=reduction)
         self.register_buffer("cost", None if cost is None else as_cost(cost))
         self.smooth = smooth
+
+    def forward(self, scores: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """As every loss; with nothing but the 0/1 cost on the CPU, by compiled loops where numba is installed."""
+        if self.cost is None and sample_weight is None and self.reduction != "none" and type(self) is MultiClassHinge:
+            value = compiled_value(self, scores, target)
+            if value is not None:
+                return value
+        return super().forward(scores, target, sample_weight)
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """As every loss over classes; a cost matrix must have the scores' K."""
