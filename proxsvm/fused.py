@@ -22,7 +22,7 @@ from proxsvm.extras import load
 from proxsvm.update import PLAIN, Sweep, Sweeps
 
 CHUNK = 1 << 16  # elements that a thread walks at a time
-HEAD = 7  # numbers of a job before the addresses, as in proxsvm/loops.py
+HEAD = 8  # numbers of a job before the shares, as in proxsvm/loops.py
 DTYPES = (torch.float32, torch.float64)
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -131,7 +131,18 @@ class Chunks:
         self.n, self.at = len(self.table), self.table.ctypes.data
         self.dtype, self.total = dtype, sum(sizes)
         self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(dtype.itemsize)
+        self.sums, self.numbers = np.empty((self.n, 3)), np.empty(5, dtype=str(dtype).removeprefix("torch."))
+        self.at_sums, self.at_numbers = self.sums.ctypes.data, self.numbers.ctypes.data
         self.apart = b""  # addresses that were found to be good
+        self._shares: dict[int, Array] = {}
+
+    def shares(self, threads: int) -> Array:
+        """For each thread the chunks that it has taken, its first, and the one after its last; of about equal size."""
+        if threads not in self._shares:
+            ends = np.searchsorted(np.cumsum(self.table[:, 2]), self.total * np.arange(1, threads) / threads)
+            bounds = np.array([0, *ends, self.n])
+            self._shares[threads] = np.stack([0 * bounds[1:], bounds[:-1], bounds[1:]], 1).astype(np.uint64).reshape(-1)
+        return self._shares[threads]
 
 
 class FusedSweep(Sweep):
@@ -139,18 +150,20 @@ class FusedSweep(Sweep):
 
     def __init__(self, w: Sequence[Tensor], x: Sequence[Tensor], chunks: Chunks) -> None:
         self.w, self.x, self._chunks = w, laid_out_as(w, x), chunks
-        self._job = np.zeros(HEAD + 3 * len(w), dtype=np.uint64)
+        self._threads = max(1, min(torch.get_num_threads(), chunks.total // CHUNK))
+        self._first = HEAD + 3 * self._threads
+        self._job = np.zeros(self._first + 3 * len(w), dtype=np.uint64)
         self._at = self._job.ctypes.data
         self._point(0, w)
         self._point(1, self.x)
 
     def _point(self, k: int, tensors: Sequence[Tensor]) -> None:
-        n, start = len(tensors), HEAD + k * len(tensors)
+        n, start = len(tensors), self._first + k * len(tensors)
         self._job[start : start + n] = np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, n)
 
     def apart(self) -> bool:
         """Whether the parameters have no memory in common: two threads must not write to one place."""
-        at, size = self._job[HEAD : HEAD + len(self.w)], self._chunks.bytes
+        at, size = self._job[self._first : self._first + len(self.w)], self._chunks.bytes
         known = at.tobytes()
         if self._chunks.apart != known:
             order = np.argsort(at, kind="stable")
@@ -160,18 +173,19 @@ class FusedSweep(Sweep):
             self._chunks.apart = known
         return True
 
-    def _run(self, name: str, numbers: Array, flag: bool) -> None:
+    def _run(self, name: str, flag: bool, at: int) -> None:
         from proxsvm import loops
 
-        chunks = self._chunks
-        self._job[:HEAD] = 0, chunks.n, chunks.at, len(self.w), flag, numbers.ctypes.data, chunks.dtype.itemsize
-        loops.run(name, chunks.dtype, self._at, min(torch.get_num_threads(), chunks.total // CHUNK))
+        chunks, team = self._chunks, loops.team()
+        number = team.number if team is not None and self._threads > 1 else 0
+        self._job[:HEAD] = self._threads, len(self.w), chunks.at, flag, at, chunks.dtype.itemsize, number, 0
+        self._job[HEAD : self._first] = chunks.shares(self._threads)
+        loops.run(name, chunks.dtype, self._at, self._threads)
 
     def sums(self, *, with_w: bool = True) -> Array:
         """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩ in float64; only the first ``with_w=False``."""
-        sums = np.empty((self._chunks.n, 3))
-        self._run("products", sums, with_w)
-        total: Array = sums.sum(0)
+        self._run("products", with_w, self._chunks.at_sums)
+        total: Array = self._chunks.sums.sum(0)
         return total
 
     def products(self, *, with_w: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,16 +193,17 @@ class FusedSweep(Sweep):
         xx, wx, ww = torch.from_numpy(self.sums(with_w=with_w)).to(self.w[0].dtype).unbind()
         return xx, wx, ww
 
-    def with_velocities(self, z: Sequence[Tensor] | None) -> Callable[[Array], None]:
-        """The update of ``advance``, ready to run with push, pull, shrink, skip and μ in an array of w's dtype.
+    def with_velocities(self, z: Sequence[Tensor] | None) -> Callable[[Sequence[float]], None]:
+        """The update of ``advance``, ready to run with push, pull, shrink, skip and μ.
 
         Made before the inner products, it finds in the cache what is to be known of the tensors.
         """
         walked = [] if z is None else laid_out_as(self.w, z)
         self._point(2, walked)
 
-        def move(numbers: Array) -> None:
-            self._run("advance", numbers, z is not None)
+        def move(numbers: Sequence[float]) -> None:
+            self._chunks.numbers[:] = numbers
+            self._run("advance", z is not None, self._chunks.at_numbers)
             if z is not None and walked is not z:
                 torch._foreach_copy_(list(z), list(walked))
 
@@ -207,5 +222,4 @@ class FusedSweep(Sweep):
     ) -> None:
         """The update of :meth:`Sweep.advance <proxsvm.update.Sweep.advance>`."""
         rest = torch.as_tensor(0.0 if pull is None else pull), torch.ones_like(push) if shrink is None else shrink
-        numbers = torch.stack([push, *rest, skip, torch.as_tensor(mu)]).to(self.w[0].dtype)
-        self.with_velocities(z)(numbers.numpy())
+        self.with_velocities(z)(torch.stack([push, *rest, skip, torch.as_tensor(mu)]).numpy().tolist())

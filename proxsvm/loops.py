@@ -1,10 +1,14 @@
 """The two loops of a fused step, compiled by numba, and run by the threads that torch has already.
 
-A job is seven numbers in memory: the next chunk, how many chunks there are, the address of their table (tensor, first
-element, elements), how many tensors there are, a flag (read w, or move z), the address of the numbers that come in or
-go out, and the bytes of an element. The addresses of all w, all x and all z follow.
-Each thread takes a chunk at a time, so whoever comes late delays nobody. The sums are kept
-for each chunk: their order, and so every bit, is the same however many threads there are.
+A job is eight numbers in memory: how many threads share it, how many tensors there are, the address of a table of
+chunks (tensor, first element, elements), a flag (read w, or move z), the address of numbers that come in or go out, the
+bytes of an element, and the address of OpenMP's function for a thread's number (0: there is one thread). Then three
+numbers a thread, its share: how many chunks of it are taken, the first, and the one after the last. Then the addresses
+of all w, all x and all z.
+
+A thread walks its own share, the same in both loops: its core has read the same memory before. (To write to what
+another core has just read takes twice as long.) Then it helps the others, so that whoever comes late delays nobody. The
+sums are kept for each chunk: their order, and so every bit, is the same however many threads there are.
 
 This module imports numba (the extra ``fast``): import it when a step needs it.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +30,7 @@ ir: Any = load("llvmlite.ir", extra="fast")
 extending: Any = load("numba.extending", extra="fast")
 carray, types = numba.carray, numba.types
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-HEAD = 7  # numbers of a job before the addresses
+HEAD = 8  # numbers of a job before the shares
 BLOCK = 1 << 12  # elements that are summed up in their own precision, before they are added in float64
 jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})  # NaN stays NaN
 
@@ -54,64 +56,81 @@ def take(_: Any, address: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+@extending.intrinsic  # type: ignore[untyped-decorator]
+def call(_: Any, address: Any) -> Any:
+    """The number that a C function without arguments returns."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(ir.IntType(32), [])))
+        return builder.call(function, [])
+
+    return types.int32(types.uint64), generate
+
+
 @jit  # type: ignore[untyped-decorator]
 def _products(address: int, zero: float) -> None:
     job = at(address, np.uint64(0))
-    n, tensors, with_w, size = np.int64(job[1]), np.int64(job[3]), job[4] != 0, job[6]
-    table = carray(at(job[2], np.int64(0)), (n, 3))
-    sums = carray(at(job[5], np.float64(0)), (n, 3))
-    while True:
-        k = take(address)
-        if k >= n:
-            return
-        i, begin, end = HEAD + table[k, 0], table[k, 1], table[k, 1] + table[k, 2]
-        at_w, at_x = job[i], job[i + tensors]
-        all_xx, all_wx, all_ww = 0.0, 0.0, 0.0
-        while begin < end:
-            length, start = min(BLOCK, end - begin), np.uint64(begin) * size
-            w, x = carray(at(at_w + start, zero), length), carray(at(at_x + start, zero), length)
-            xx, wx, ww = zero, zero, zero
-            if with_w:
-                for j in range(length):  # from 0: else numba looks out for negative places, one by one
-                    xx += x[j] * x[j]
-                    wx += w[j] * x[j]
-                    ww += w[j] * w[j]
-            else:
-                for j in range(length):
-                    xx += x[j] * x[j]
-            all_xx += xx
-            all_wx += wx
-            all_ww += ww
-            begin += BLOCK
-        sums[k, 0], sums[k, 1], sums[k, 2] = all_xx, all_wx, all_ww
+    threads, tensors, with_w, size = np.int64(job[0]), np.int64(job[1]), job[3] != 0, job[5]
+    table, sums = at(job[2], np.int64(0)), at(job[4], np.float64(0))
+    me = np.int64(call(job[6])) if job[6] != 0 else 0
+    first = HEAD + 3 * threads
+    for other in range(threads):
+        share = HEAD + 3 * ((me + other) % threads)
+        while True:
+            k = np.int64(job[share + 1]) + take(address + np.uint64(8 * share))
+            if k >= np.int64(job[share + 2]):
+                break
+            i, begin, end = first + table[3 * k], table[3 * k + 1], table[3 * k + 1] + table[3 * k + 2]
+            at_w, at_x = job[i], job[i + tensors]
+            all_xx, all_wx, all_ww = 0.0, 0.0, 0.0
+            while begin < end:
+                length, start = min(BLOCK, end - begin), np.uint64(begin) * size
+                w, x = carray(at(at_w + start, zero), length), carray(at(at_x + start, zero), length)
+                xx, wx, ww = zero, zero, zero
+                if with_w:
+                    for j in range(length):  # from 0: else numba looks out for negative places, one by one
+                        xx += x[j] * x[j]
+                        wx += w[j] * x[j]
+                        ww += w[j] * w[j]
+                else:
+                    for j in range(length):
+                        xx += x[j] * x[j]
+                all_xx += xx
+                all_wx += wx
+                all_ww += ww
+                begin += BLOCK
+            sums[3 * k], sums[3 * k + 1], sums[3 * k + 2] = all_xx, all_wx, all_ww
 
 
 @jit  # type: ignore[untyped-decorator]
 def _advance(address: int, zero: float) -> None:
     job = at(address, np.uint64(0))
-    n, tensors, with_z, size = np.int64(job[1]), np.int64(job[3]), job[4] != 0, job[6]
-    table = carray(at(job[2], np.int64(0)), (n, 3))
-    given = carray(at(job[5], zero), 5)
+    threads, tensors, with_z, size = np.int64(job[0]), np.int64(job[1]), job[3] != 0, job[5]
+    table, given = at(job[2], np.int64(0)), at(job[4], zero)
     push, pull, shrink, skip, mu = given[0], given[1], given[2], given[3], given[4]
     if skip != 0:
         return
-    while True:
-        k = n - 1 - take(address)  # backwards: what the inner products have read last is in the cache still
-        if k < 0:
-            return
-        i, length = HEAD + table[k, 0], table[k, 2]
-        start = np.uint64(table[k, 1]) * size
-        w, x = carray(at(job[i] + start, zero), length), carray(at(job[i + tensors] + start, zero), length)
-        if with_z:
-            z = carray(at(job[i + 2 * tensors] + start, zero), length)
-            for j in range(length):
-                t = push * (x[j] + pull * w[j])
-                v = mu * z[j] - t
-                z[j] = v
-                w[j] = shrink * w[j] - t + mu * v
-        else:
-            for j in range(length):
-                w[j] = shrink * w[j] - push * (x[j] + pull * w[j])
+    me = np.int64(call(job[6])) if job[6] != 0 else 0
+    first = HEAD + 3 * threads
+    for other in range(threads):
+        share = HEAD + 3 * ((me + other) % threads)
+        while True:  # backwards: what the inner products have read last is in the cache still
+            k = np.int64(job[share + 2]) - 1 - take(address + np.uint64(8 * share))
+            if k < np.int64(job[share + 1]):
+                break
+            i, length = first + table[3 * k], table[3 * k + 2]
+            start = np.uint64(table[3 * k + 1]) * size
+            w, x = carray(at(job[i] + start, zero), length), carray(at(job[i + tensors] + start, zero), length)
+            if with_z:
+                z = carray(at(job[i + 2 * tensors] + start, zero), length)
+                for j in range(length):
+                    t = push * (x[j] + pull * w[j])
+                    v = mu * z[j] - t
+                    z[j] = v
+                    w[j] = shrink * w[j] - t + mu * v
+            else:
+                for j in range(length):
+                    w[j] = shrink * w[j] - push * (x[j] + pull * w[j])
 
 
 def _products_float32(address: int) -> None:
@@ -148,26 +167,34 @@ def compiled(name: str, dtype: torch.dtype) -> Any:
         return numba.cfunc("void(uint64)")(source)
 
 
+class Team(NamedTuple):
+    """``run(function, data, threads, 0)`` of OpenMP, and the address of its function for a thread's number."""
+
+    run: Callable[[int, int, int, int], None]
+    number: int
+
+
 @functools.cache
-def team() -> Callable[[int, int, int, int], None] | None:
-    """(function, data, threads, 0) runs a function in the threads of torch's OpenMP; None where torch has no such.
+def team() -> Team | None:
+    """The threads of torch's own OpenMP; None where torch has no such.
 
     numba has threads of its own, which we leave alone: they would stand in the way of torch's, and depending on what is
     installed they abort the process where two threads of Python step at once, or where it was forked.
     """
     try:
-        run = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # in gcc's, LLVM's and Intel's library
+        library = ctypes.CDLL(torch._C.__file__)
+        run = library.GOMP_parallel  # in gcc's, LLVM's and Intel's library
+        number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
     run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    found: Callable[[int, int, int, int], None] = run
-    return found
+    return Team(run, number or 0)
 
 
 def run(name: str, dtype: torch.dtype, job: int, threads: int) -> None:
     """Run a loop on the job at an address."""
-    loop, start = compiled(name, dtype), team()
-    if threads > 1 and start is not None:
-        start(loop.address, job, threads, 0)
+    loop, found = compiled(name, dtype), team()
+    if threads > 1 and found is not None:
+        found.run(loop.address, job, threads, 0)
     else:
         loop.ctypes(job)

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isfinite
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from proxsvm.fused import FusedSweep
 from proxsvm.groups import Number
 from proxsvm.problem import ProxProblem
 from proxsvm.update import PLAIN
-
-NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def single_step(
@@ -59,9 +55,9 @@ def single_step(
     gamma, dual = climb(lam - r_delta, delta_delta, before=-r_r / 2)
     if not isfinite(dual + lam):
         return None
-    for sweep, eta, decay, mu, move in lines:
+    for _, eta, decay, mu, move in lines:
         shrink = 1 - eta * decay * (1 - gamma)
-        move(np.array([eta * gamma, decay, shrink, 0.0, mu], dtype=NUMPY[sweep.w[0].dtype]))
+        move((eta * gamma, decay, shrink, 0.0, mu))
     return gamma, dual
 
 
