@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import Options, write
-from benchmarks.step import LISTS, NESTEROV, parameters
+from benchmarks.step import LISTS, NESTEROV, OURS, parameters
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
@@ -48,7 +48,7 @@ def steps(shapes: list[tuple[int, ...]]) -> dict[str, tuple[Any, Callable[[], An
     sgd = {f"SGD {how}": torch.optim.SGD(parameters(shapes), nesterov=True, **{how: True}, **NESTEROV) for how in HOW}
     dfw = {
         name: ProxOptimizer(MultiClassHinge(), SingleStepFW(), parameters(shapes), fused=fused, **NESTEROV)
-        for name, fused in (("SingleStepFW", False), ("SingleStepFW fused", True))
+        for name, fused in OURS.items()
     }
     return {
         **{name: (o, o.step) for name, o in sgd.items()},

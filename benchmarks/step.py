@@ -16,6 +16,7 @@ from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 
 NESTEROV: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+OURS = {"SingleStepFW": None, "SingleStepFW fused=True": True, "SingleStepFW fused=False": False}
 SMALL = [(64,)] * 100 + [(32, 32)] * 100
 
 
@@ -29,13 +30,13 @@ def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
 
 
 def ours_and_sgd(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
-    """A step of SGD and of SingleStepFW, each in two ways."""
+    """A step of SGD and of SingleStepFW, in all their ways."""
     value = torch.tensor(0.01)
     steps: dict[str, Callable[[], Any]] = {
         "SGD foreach": torch.optim.SGD(parameters(shapes), nesterov=True, foreach=True, **NESTEROV).step,
         "SGD fused": torch.optim.SGD(parameters(shapes), nesterov=True, fused=True, **NESTEROV).step,
     }
-    for name, fused in (("SingleStepFW", False), ("SingleStepFW fused", True)):
+    for name, fused in OURS.items():
         dfw = ProxOptimizer(MultiClassHinge(), SingleStepFW(), parameters(shapes), fused=fused, **NESTEROV)
         steps[name] = lambda dfw=dfw: dfw.step(loss=value)
     return steps

@@ -44,6 +44,7 @@ def measure(
     scale: Tensor | None = None,
     max_norm: float | None = None,
     sweeper: Sweeps | None = None,
+    given: ProxProblem | None = None,
 ) -> tuple[ProxProblem, Tensor]:
     """The problem of ``grads`` and ``value``, reduced over the ranks, unscaled and clipped; and the value, reduced.
 
@@ -63,6 +64,7 @@ def measure(
         scale: S, the loss scale that the gradients still carry.
         max_norm: the largest ‖g‖ that a step trusts.
         sweeper: what makes the sweeps over the parameters.
+        given: a problem of these parameters whose sweeps over ``grads`` may be made already.
     """
     sharded = ranks is not None and any_sharded(owners)
 
@@ -72,6 +74,8 @@ def measure(
 
     wait = ranks.start_sum(value / ranks.size) if ranks is not None and not sharded else None
     problem = shares(groups)
+    if given is not None and not sharded:
+        problem._swept = given._swept
     sums = problem.products(grads)
     if max_norm is not None:
         sums.append(shares([{**g, "lr": 1.0, "weight_decay": 0.0} for g in groups]).products(grads)[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -23,13 +24,15 @@ from proxsvm.distributed import (
 )
 from proxsvm.fused import FusedSweeps
 from proxsvm.gradients import measure
-from proxsvm.groups import Number
+from proxsvm.groups import Number, check_group, check_state, flatten
 from proxsvm.losses.base import Origin, PiecewiseLinearLoss
 from proxsvm.point import Scaled
 from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.quick import single_step
 from proxsvm.record import Record
 from proxsvm.scaling import NO_SCALE, LossScale, Scalable
 from proxsvm.solvers.base import DualSolver
+from proxsvm.solvers.single_step_fw import SingleStepFW
 from proxsvm.update import Sweeps, zeros_like
 
 
@@ -67,10 +70,10 @@ class ProxOptimizer(Scalable):
         process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
             torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
             ``None`` says that this process trains on its own gradients.
-        fused: walk the weights in two loops compiled by numba (the extra ``fast``), in float32 and float64 on the CPU:
-            about 0.6 of the default's time, and no temporary memory. The numbers are the default's to rounding, state
-            and checkpoints are the same. Elsewhere (a GPU, half precision, strides of their own, ``torch.compile``) it
-            makes no difference.
+        fused: walk the weights in two loops compiled by numba (the extra ``fast``), without temporary memory, instead
+            of torch's kernels. None: where numba is installed, for dense float32 and float64 parameters on the CPU.
+            True insists, and raises where it cannot; False never does. The numbers are the same to rounding, state and
+            checkpoints are the same. (Under ``torch.compile`` it makes no difference: the compiler fuses.)
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -96,7 +99,7 @@ class ProxOptimizer(Scalable):
         nonfinite: Literal["skip", "raise"] = "skip",
         max_grad_norm: float | None = None,
         process_group: GroupLike = "default",
-        fused: bool = False,
+        fused: bool | None = None,
     ) -> None:
         if not isinstance(loss, PiecewiseLinearLoss):
             raise TypeError(
@@ -121,7 +124,8 @@ class ProxOptimizer(Scalable):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
-        self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
+        # a list, because a compiled step can write to one, and not to an attribute
+        self._reports: list[StepReport | partial[StepReport] | None] = [None]
         self.skipped = torch.zeros((), dtype=torch.long, device=self.param_groups[0]["params"][0].device)
         self._watch()
 
@@ -129,7 +133,7 @@ class ProxOptimizer(Scalable):
         first = self.param_groups[0]["params"][0]
         like = torch.empty((), dtype=_accumulator(first.dtype), device=first.device)
         me = weakref.ref(self)  # the record must not keep its optimizer alive
-        self._sweeper = FusedSweeps() if self.fused else Sweeps()
+        self._sweeper = Sweeps() if self.fused is False else FusedSweeps(insist=bool(self.fused))
         self._record = Record(self.loss, like, stale=lambda: (o := me()) is not None and o._has_no_gradients())
         self._replicas_checked = False
 
@@ -138,7 +142,10 @@ class ProxOptimizer(Scalable):
     @property
     def last(self) -> StepReport | None:
         """What the last step did; None before the first."""
-        return self._reports[0]
+        report = self._reports[0]
+        if isinstance(report, partial):
+            report = self._reports[0] = report()
+        return report
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
@@ -244,25 +251,46 @@ class ProxOptimizer(Scalable):
                 "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
                 "over: leave process_group at 'default', or give it the ranks of the device mesh"
             )
+        if sharded and self.fused:
+            raise RuntimeError("fused=True, but a parameter is a DTensor: leave fused at None")
         if sharded:
             grads = [local_grad(p) for p in owners]
         value = value.to(device=grads[0].device, dtype=_accumulator(grads[0].dtype))
         if loss is None and scale.of_value is not None:
             value = value / scale.of_value.to(value)
         parts = [{**g, "params": [local(p) for p in g["params"]]} for g in groups] if sharded else groups
-        problem, value = measure(
-            grads,
-            value,
-            parts,
-            owners,
-            ranks=ranks,
-            scale=scale.of_gradients,
-            max_norm=self.max_grad_norm,
-            sweeper=self._sweeper,
-        )
-        self._take(self.solver.solve(problem), problem, value, groups, scale)
+        given = ProxProblem(*flatten(parts, None, 0.0), sweeper=self._sweeper)
+        ordinary = ranks is None and not sharded and self.max_grad_norm is None and all(s is None for s in scale)
+        if not (ordinary and self._step_quickly(given, grads, value, groups)):
+            problem, value = measure(
+                grads,
+                value,
+                parts,
+                owners,
+                ranks=ranks,
+                scale=scale.of_gradients,
+                max_norm=self.max_grad_norm,
+                sweeper=self._sweeper,
+                given=given,
+            )
+            self._take(self.solver.solve(problem), problem, value, groups, scale)
         self._record.spend(owners[0])
         return value
+
+    def _step_quickly(
+        self, problem: ProxProblem, grads: list[Tensor], value: Tensor, groups: list[dict[str, Any]]
+    ) -> bool:
+        """Take the ordinary step of most trainings, if it is one."""
+        if type(self.solver) is not SingleStepFW or self.fused is False or torch.compiler.is_compiling():
+            return False
+        momentum = [g["momentum"] for g in groups for _ in g["params"]]
+        found = single_step(
+            problem, grads, value, momentum, lambda at: self._velocities([problem.params[i] for i in at])
+        )
+        if found is None:
+            return False
+        self._reports[0] = partial(_report, *found, value)  # most are never read
+        return True
 
     def _take(
         self,
@@ -337,62 +365,13 @@ class ProxOptimizer(Scalable):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its own ``lr``, ``momentum`` and ``weight_decay``, checked before anything changes."""
-        lr, mu, decay = (param_group.get(k, self.defaults[k]) for k in ("lr", "momentum", "weight_decay"))
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; expected a number or a 0-dim tensor")
-        if not 0 < float(lr) < float("inf"):
-            raise ValueError(f"lr is {float(lr)}; expected η > 0")
-        if not 0 <= mu < 1:
-            raise ValueError(f"momentum is {mu}; expected μ in [0, 1)")
-        if not 0 <= decay < float("inf"):
-            raise ValueError(f"weight_decay is {decay}; expected 0 or more")
-        for option in ("differentiable", "maximize"):
-            if param_group.get(option):
-                raise ValueError(
-                    f"a group has {option}=True, which proxsvm does not support: a step minimises, in place and "
-                    "without a graph"
-                )
-        given = param_group["params"]
-        if not isinstance(given, Tensor | set):  # torch refuses a set, which has no order
-            given = param_group["params"] = list(given)
-        for p in [given] if isinstance(given, Tensor) else given:
-            tensor = p[1] if isinstance(p, tuple) else p
-            if isinstance(tensor, Tensor) and not tensor.is_floating_point():
-                raise TypeError(f"a parameter has dtype {tensor.dtype}; proxsvm optimizes real floating-point tensors")
-            if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
-                raise TypeError(
-                    f"a parameter has layout {tensor.layout}; proxsvm optimizes dense tensors: p.to_dense()"
-                )
+        check_group(param_group, self.defaults)
         super().add_param_group(param_group)
         self._replicas_checked = False
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise ValueError(f"an optimizer's state_dict has 'state' and 'param_groups'; this has {list(state_dict)}")
-        saved, own = state_dict["param_groups"], self.param_groups
-        if len(saved) != len(own):
-            raise ValueError(f"the state_dict has {len(saved)} parameter groups, this optimizer {len(own)}")
-        places: dict[Any, Tensor] = {}
-        for k, (theirs, mine) in enumerate(zip(saved, own, strict=True)):
-            missing = {"params", "lr", "momentum", "weight_decay"} - set(theirs)
-            if missing:
-                raise ValueError(f"group {k} of the state_dict lacks {sorted(missing)}: is it of another optimizer?")
-            if len(theirs["params"]) != len(mine["params"]):
-                raise ValueError(
-                    f"group {k} of the state_dict has {len(theirs['params'])} parameters, this optimizer's has "
-                    f"{len(mine['params'])}: build the optimizer as it was when the state was saved"
-                )
-            places.update(zip(theirs["params"], mine["params"], strict=True))
-        for place, state in state_dict["state"].items():
-            z, p = state.get("z"), places.get(place)
-            if p is None:
-                raise ValueError(f"the state_dict has a state for parameter {place}, which is in none of its groups")
-            if z is not None and (z.shape != p.shape or z.dtype != p.dtype):
-                raise ValueError(
-                    f"the velocity of parameter {place} is {tuple(z.shape)}, {z.dtype}, the parameter "
-                    f"{tuple(p.shape)}, {p.dtype}: it was saved with another model or in another precision"
-                )
+        check_state(state_dict, self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; it is checked before anything changes."""
@@ -407,6 +386,10 @@ class ProxOptimizer(Scalable):
         super().__setstate__(state)
         if "loss" in state:  # a copy; load_state_dict() comes here too, without one
             self._watch()
+
+
+def _report(gamma: float, dual: float, loss: Tensor) -> StepReport:
+    return StepReport(loss.new_tensor(gamma), loss, loss.new_tensor(dual), None, 1)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -316,11 +316,7 @@ class ProxProblem:
         if self._swept is None or self._swept[0] is not x:
             made = []
             for group in self.groups:
-                kinds = list(map(attrgetter("device", "dtype"), self._of(group)))
-                distinct = dict.fromkeys(kinds)
-                for kind in distinct:
-                    alone = len(distinct) == 1
-                    at = [i for i, other in zip(group.at, kinds, strict=True) if alone or other == kind]
+                for at in self._of_a_kind(group):
                     made.append((group, at, self.sweeper.over([self.params[i] for i in at], [x[i] for i in at])))
             self._swept = x, made
         return self._swept[1]
@@ -336,6 +332,14 @@ class ProxProblem:
         if not group.decay:
             return point.delta[i].detach()
         return torch.add(point.delta[i], self.params[i].detach(), alpha=group.decay)
+
+    def _of_a_kind(self, group: Group) -> list[list[int]]:
+        """The places of a group's parameters, apart for each device and dtype."""
+        params = self._of(group)
+        if len(set(map(attrgetter("dtype"), params))) == len(set(map(attrgetter("device"), params))) == 1:
+            return [list(group.at)]  # as nearly always
+        kinds = list(map(attrgetter("device", "dtype"), params))
+        return [[i for i, other in zip(group.at, kinds, strict=True) if other == kind] for kind in dict.fromkeys(kinds)]
 
     def _of(self, group: Group) -> list[Tensor]:
         return self.params[group.at.start : group.at.stop]

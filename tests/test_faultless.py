@@ -35,7 +35,7 @@ class NoHostSync(TorchDispatchMode):
 
 
 @each_loss
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [None, False, True])
 @pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["float-lr", "tensor-lr"])
 def test_the_single_step_never_waits_for_the_device(loss, lr, fused):
     case = setting(loss, MODELS[2])
@@ -104,7 +104,7 @@ def poison(what, case, optimizer, bad):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("what", ["loss", "gradient", "input", "closure"])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [None, False, True])
 @pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1], LOSSES[7]], ids=repr)
 def test_a_bad_step_is_skipped_bit_for_bit_and_counted(what, bad, loss, fused):
     case = setting(loss, MODELS[1])

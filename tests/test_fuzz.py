@@ -165,7 +165,7 @@ TestTraining.settings = settings(max_examples=60, stateful_step_count=30, deadli
 class FusedTraining(Training):
     """The same, by the compiled loops."""
 
-    fused = True
+    fused = None
 
 
 TestFusedTraining = FusedTraining.TestCase

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,7 +34,7 @@ PATHS = ["slices and buckets", "plain", "compiled"]
 def sweep(path, w, x, monkeypatch):
     if path == "plain":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    made = (FusedSweeps() if path == "compiled" else Sweeps()).over(w, x)
+    made = (FusedSweeps(insist=True) if path == "compiled" else Sweeps()).over(w, x)
     assert isinstance(made, FusedSweep) == (path == "compiled")
     return made
 
@@ -135,7 +137,7 @@ def test_a_skipped_update_changes_no_bit(path, decay, monkeypatch):
         assert torch.equal(a.view(-1).view(torch.int64), b.view(-1).view(torch.int64))
 
 
-@pytest.mark.parametrize("sweeps", [Sweeps, FusedSweeps])
+@pytest.mark.parametrize("sweeps", [Sweeps, partial(FusedSweeps, insist=False)])
 def test_tensors_that_are_not_contiguous_take_the_plain_path(sweeps):
     w, x = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 5, 5)
     other = w.clone().to(memory_format=torch.channels_last)
@@ -150,7 +152,7 @@ def test_tensors_that_are_not_contiguous_take_the_plain_path(sweeps):
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sweeps", [Sweeps, FusedSweeps])
+@pytest.mark.parametrize("sweeps", [Sweeps, partial(FusedSweeps, insist=False)])
 def test_other_precisions(sweeps, dtype, decay):
     w, x = ([t.to(dtype) for t in tensors(SHAPES, seed)] for seed in (0, 1))
     z = [torch.zeros_like(t) for t in w]
@@ -163,7 +165,7 @@ def test_other_precisions(sweeps, dtype, decay):
     torch.testing.assert_close([t.double() for t in w], expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("sweeps", [Sweeps, FusedSweeps])
+@pytest.mark.parametrize("sweeps", [Sweeps, partial(FusedSweeps, insist=False)])
 def test_it_runs_on_fake_tensors(sweeps):
     with FakeTensorMode():
         w, x = tensors(SHAPES), tensors(SHAPES)
@@ -205,7 +207,7 @@ def test_layouts_of_ever_other_shapes_are_not_collected():
 
 
 def test_equal_sizes_of_two_dtypes_are_two_walks():
-    sweeps = FusedSweeps()
+    sweeps = FusedSweeps(insist=True)
     for dtype in (torch.float32, torch.float64):
         w = [torch.ones(10_000, dtype=dtype), torch.ones(3, dtype=dtype)]
         assert sweeps.over(w, w).products()[0] == 10_003
