@@ -106,7 +106,7 @@ def test_a_step_costs_one_vjp_and_one_jvp():
     problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
     assert passes(MultiStepFW(max_steps=5, tol=0.0), problem) == 5 + 4  # at the start d = 0 needs no jvp
     problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
-    assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4 + 1  # and the final point's delta
+    assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4
 
 
 def test_the_first_backward_pass_serves_the_jvp_too():
