@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxsvm.losses.base import like, parts
 from proxsvm.problem import DualPoint, ProxProblem
@@ -55,7 +54,7 @@ class CorrectiveFW(DualSolver):
         clock, first = Clock(self.callback), None
         loss, scores, target, *_ = problem.origin
         hull = loss.hull(like(scores, tuple(u.detach() for u in parts(scores))), target)
-        state: Any = Seen(problem, self.memory) if hull is None else Learnt(problem, hull, self.memory)
+        state: Seen | Learnt = Seen(problem, self.memory) if hull is None else Learnt(problem, hull, self.memory)
         for steps in range(self.max_steps):
             v = state.scores()
             vertex = loss.oracle(v, target)

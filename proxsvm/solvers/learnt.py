@@ -11,7 +11,7 @@ from torch import Tensor
 from proxsvm.losses.base import Atom, parts
 from proxsvm.losses.hulls import Box, Simplex
 from proxsvm.problem import DualPoint, ProxProblem
-from proxsvm.solvers.kernels import Array
+from proxsvm.solvers.row_loops import Array
 
 MISSED = 0.5  # of the curvature that the model missed in the last move, how much it expects in the next
 SOLVED = 1e-2  # the model is solved once its gradient is this part of the first one
@@ -67,8 +67,11 @@ class Learnt:
 
     def ascent(self, v: Tensor, atom: Atom) -> float:
         """What D gains towards ``atom`` at first; towards the oracle's, that is the gap."""
-        slope = torch.dot((self.p * (atom.s - self.s)).reshape(-1), v.reshape(-1))
+        slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
         return float(slope + torch.dot(self.weight, atom.offset - self.offset))
+
+    def _change(self, atom: Atom) -> Tensor:
+        return parts(atom.s)[0] - self.s
 
     def step(self, v: Tensor, vertex: Atom) -> None:
         """Move towards the model's best point, or the first time towards ``vertex``, as far as D rises."""
@@ -76,7 +79,7 @@ class Learnt:
         slope = self.ascent(v, atom)
         if not slope > 0:  # what rounding may leave of a point that is the best of its model
             atom, slope = vertex, self.ascent(v, vertex)
-        change = atom.s - self.s
+        change = self._change(atom)
         d = self.p * change
         delta = self.problem.linearization.vjp(d, True)
         move = [g.eta * delta[i] for g in self.problem.groups for i in g.at]
@@ -111,13 +114,13 @@ class Learnt:
 
         def look(y: Array) -> tuple[Atom, Array]:
             atom = self.hull.nearest(center - (self._tensor(y) @ L).reshape(v.shape), near)
-            return atom, y - (L @ (self.p * (atom.s - self.s)).reshape(-1)).tolist()
+            return atom, y - (L @ (self.p * self._change(atom)).reshape(-1)).tolist()
 
         y = np.zeros(self.size)
         atom, gradient = look(y)
         enough, tries = SOLVED * float(np.linalg.norm(gradient)), 0
         while np.linalg.norm(gradient) > enough and tries < TRIES:
-            Z = (root * _tangent(self.hull, atom.s, L.reshape(-1, *v.shape))).reshape(L.shape)
+            Z = (root * _tangent(self.hull, parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
             hessian = np.array((Z @ Z.t()).tolist()) + np.eye(self.size)
             toward = -np.linalg.solve(hessian, gradient)
             slope, t = float(gradient @ toward), 1.0
@@ -146,7 +149,7 @@ class Learnt:
 
 
 def _tangent(hull: Simplex | Box, s: Tensor, rows: Tensor) -> Tensor:
-    """``rows``, ``[k, *s.shape]``, projected on the directions in which the nearest point s can move within its face."""
+    """``rows``, ``[k, *s.shape]``, projected on the directions in which the nearest point s moves within its face."""
     if isinstance(hull, Simplex):
         free = (s.scatter_add(1, hull.target[:, None], torch.ones_like(s[:, :1])) > 0).to(s)  # α > 0
         inside = free * rows

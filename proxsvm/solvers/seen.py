@@ -28,9 +28,9 @@ class Seen:
         assert start.dual is not None
         self.dual = self.dual_of_start = float(start.dual)
         self.v0 = problem.linearised_scores(start)
-        self.flat_v0 = flat(self.v0)
+        self.flat_v0 = _flat(self.v0)
         self.weight = problem.origin.coefficients
-        self.p = flat(like(self.v0, tuple(_by_sample(self.weight, u).expand_as(u) for u in parts(self.v0))))
+        self.p = _flat(like(self.v0, tuple(_by_sample(self.weight, u).expand_as(u) for u in parts(self.v0))))
         rows = memory + 2
         self.s, self.gx = (self.p.new_zeros(rows, len(self.p)) for _ in range(2))
         self.offset = self.p.new_zeros(rows, len(self.weight))
@@ -46,8 +46,8 @@ class Seen:
         """v = v₀ − G x of the present point."""
         if self.unsettled is None:
             return self.v0
-        self.gx[self.size - 1] = flat(self.problem.linearization.jvp(self.unsettled))
-        return unflat(self.flat_v0 - self._combined(self.gx), self.v0)
+        self.gx[self.size - 1] = _flat(self.problem.linearization.jvp(self.unsettled))
+        return _unflat(self.flat_v0 - self._combined(self.gx), self.v0)
 
     def _combined(self, rows: Tensor) -> Tensor:
         return self.weights @ rows[: self.size]
@@ -61,9 +61,9 @@ class Seen:
         if self.size == len(self.s):
             self._forget()
         problem, k = self.problem, self.size
-        self.s[k], self.offset[k] = flat(atom.s), atom.offset
+        self.s[k], self.offset[k] = _flat(atom.s), atom.offset
         x = self.p * self.s[k]
-        delta = problem.linearization.vjp(unflat(x, self.v0), True)
+        delta = problem.linearization.vjp(_unflat(x, self.v0), True)
         self.unsettled = [g.eta * delta[i] for g in problem.groups for i in g.at]
         own = [
             torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(delta, self.unsettled, strict=True)
@@ -105,7 +105,7 @@ class Seen:
         certified = None if gap is None else torch.full_like(self.p[0], gap)
         if steps == 0:
             return replace(self.problem.start(), gap=certified)
-        now = Atom(unflat(self._combined(self.s), self.v0), self._combined(self.offset))
+        now = Atom(_unflat(self._combined(self.s), self.v0), self._combined(self.offset))
         gamma = torch.full_like(self.p[0], min(1.0, float(self.a[: self.size] @ self.mass[: self.size])))
         found = replace(self.problem.vertex(now), gamma=gamma, steps=steps, gap=certified)
         return replace(found, dual=self.problem.dual(found))
@@ -115,13 +115,13 @@ def _by_sample(p: Tensor, u: Tensor) -> Tensor:
     return p.reshape(-1, *[1] * (u.dim() - 1))
 
 
-def flat(scores: Scores) -> Tensor:
+def _flat(scores: Scores) -> Tensor:
     if isinstance(scores, Tensor):
         return scores.detach().reshape(-1)
     return torch.cat([u.detach().reshape(-1) for u in scores])
 
 
-def unflat(flat: Tensor, scores: Scores) -> Scores:
+def _unflat(flat: Tensor, scores: Scores) -> Scores:
     if isinstance(scores, Tensor):
         return flat.reshape(scores.shape)
     sizes = [u.numel() for u in parts(scores)]
