@@ -14,16 +14,18 @@ from scipy import sparse
 from proxsvm import ProxProblem
 from proxsvm.losses import L1Regression, MultiClassHinge, QuantileRegression, TopKHinge, WestonWatkinsHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
+from proxsvm.solvers.rows import MANY, _shuffled
 from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
 
 # scores in one tensor, as from_features makes them
 FLAT = [case for case in LOSSES if isinstance(case.scores(torch.zeros(1, K)), torch.Tensor)]
 each_flat_loss = pytest.mark.parametrize("loss", FLAT, ids=repr)
 FAST = {  # one for each kind of block step
-    "simplex": (MultiClassHinge(), "classes"),
-    "box": (L1Regression(0.1), "reals"),
-    "quantile": (QuantileRegression(0.7), "reals"),
-    "atoms": (WestonWatkinsHinge(), "classes"),
+    "simplex": (MultiClassHinge(), 3),  # on sparse rows in closed form
+    "simplex of five": (MultiClassHinge(), 5),
+    "box": (L1Regression(0.1), None),
+    "quantile": (QuantileRegression(0.7), None),
+    "atoms": (WestonWatkinsHinge(), 3),
 }
 
 
@@ -38,7 +40,7 @@ def kinds(name: str, n: int = 30, sparse_rows: bool = False) -> ProxProblem:
     torch.manual_seed(1)
     loss, target = FAST[name]
     x = torch.randn(n, 6) * (torch.rand(n, 6) < 0.6)
-    y = torch.arange(n) % 3 if target == "classes" else x.sum(1) + torch.randn(n)
+    y = torch.arange(n) % target if target else x.sum(1) + torch.randn(n)
     return ProxProblem.from_features(loss, x.to_sparse() if sparse_rows else x, y, lr=5.0)
 
 
@@ -88,6 +90,27 @@ def test_compiled_equals_interpreted_on_rows(name, sparse_rows):
         return  # at a tie between atoms, rounding decides which one is taken
     assert compiled.steps == plain.steps
     torch.testing.assert_close(compiled.atom.s, plain.atom.s, atol=1e-9, rtol=0)
+
+
+def test_many_samples_are_shuffled_in_groups_that_change():
+    rng, order = np.random.default_rng(0), np.arange(0, 4 * MANY + 6, 2)
+    for _ in range(3):
+        order, before = _shuffled(order, rng), order
+        assert sorted(order) == sorted(before)
+        together = set(itertools.pairwise(before)) & set(itertools.pairwise(order))
+        assert 0.8 < len(together) / len(order) < 0.9  # 7 of 8 neighbours stay together, and the groups move
+    few = _shuffled(order[: MANY - 1], rng)
+    assert len(set(itertools.pairwise(order[: MANY - 1])) & set(itertools.pairwise(few))) < 10
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_many_sparse_samples_sorted_by_class_reach_1e_6(classes):
+    rng = np.random.default_rng(0)
+    y = np.sort(rng.integers(classes, size=1500))
+    x = sparse.hstack([0.3 * np.eye(classes)[y], sparse.random(1500, 60, 0.1, random_state=0)], format="csr")
+    problem = ProxProblem.from_features(MultiClassHinge(), x, torch.as_tensor(y), lr=150.0)
+    point = BlockFW(tol=1e-6, max_passes=100, compiled=True).solve(problem)
+    assert problem.relative_gap(point) <= 1e-6 + 1e-12
 
 
 def test_compiled_equals_interpreted_on_a_network():

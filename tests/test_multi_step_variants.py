@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxsvm import ProxOptimizer, ProxProblem
-from proxsvm.losses import MultiClassHinge
+from proxsvm.losses import MultiClassHinge, TopKHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
+from proxsvm.solvers.learnt import Learnt
 from proxsvm.solvers.simplex_qp import simplex_qp
 from tests.cases import LOSSES, MODELS, each_loss, each_small_model, setting
 
@@ -105,8 +106,41 @@ def test_an_easy_batch_costs_one_gap_driven_step(variant):
 def test_a_step_costs_one_vjp_and_one_jvp():
     problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
     assert passes(MultiStepFW(max_steps=5, tol=0.0), problem) == 5 + 4  # at the start d = 0 needs no jvp
+    for loss, last in ((MultiClassHinge(), 0), (TopKHinge(2), 1)):  # with the oracle alone, the final delta costs a vjp
+        problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
+        problem._origin = problem.origin._replace(loss=loss)
+        assert (loss.hull(problem.origin.scores, problem.origin.target) is None) == bool(last)
+        assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4 + last
+
+
+def test_what_is_learnt_of_the_curvature_is_exact_on_the_moves_and_nowhere_above():
+    """B = LᵀL: B d = G d for every move, G − B is positive semi-definite, with memory for all moves and for three."""
+    problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0, two=True)
+    loss, scores, target, *_ = problem.origin
+    J = problem.linearization.jacobian()
+    eta = torch.cat([torch.full((problem.params[i].numel(),), float(g.eta)) for g in problem.groups for i in g.at])
+    G = (J * eta) @ J.t()
+    for memory in (30, 3):
+        state = Learnt(problem, loss.hull(scores.detach(), target), memory)
+        before, moves = state.s, []
+        for _ in range(6):
+            v = state.scores()
+            state.step(v, loss.oracle(v, target))
+            moves.append((state.p * (state.s - before)).reshape(-1))
+            before = state.s
+        state.scores()
+        B = state.L[: state.size].t() @ state.L[: state.size]
+        assert state.size == min(memory, 6)
+        assert torch.linalg.eigvalsh(G - B).min() >= -1e-9 * G.diagonal().max()
+        for d in moves if memory == 30 else moves[-1:]:
+            torch.testing.assert_close(B @ d, G @ d, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [1, 3])
+def test_little_memory_takes_longer_but_arrives(memory):
     problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
-    assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4 + 1  # and the final point's delta
+    point = CorrectiveFW(max_steps=2000, tol=1e-4, memory=memory).solve(problem)
+    assert problem.relative_gap(point) <= 1e-4
 
 
 def test_the_first_backward_pass_serves_the_jvp_too():

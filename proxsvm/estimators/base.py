@@ -13,7 +13,7 @@ from proxsvm.extras import load
 from proxsvm.losses.base import PiecewiseLinearLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.kernels import Array
+from proxsvm.solvers.row_loops import Array
 
 sklearn_base = load("sklearn.base", extra="estimators")
 sklearn_utils = load("sklearn.utils", extra="estimators")

@@ -11,7 +11,7 @@ from proxsvm.extras import load
 from proxsvm.losses import MultiClassHinge
 from proxsvm.losses.base import PiecewiseLinearLoss
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.kernels import Array
+from proxsvm.solvers.row_loops import Array
 
 ClassifierMixin: Any = sklearn_base.ClassifierMixin
 multiclass = load("sklearn.utils.multiclass", extra="estimators")

@@ -8,7 +8,7 @@ from proxsvm.estimators.base import LinearEstimator, sklearn_base
 from proxsvm.losses import L1Regression
 from proxsvm.losses.base import PiecewiseLinearLoss
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.kernels import Array
+from proxsvm.solvers.row_loops import Array
 
 RegressorMixin: Any = sklearn_base.RegressorMixin
 

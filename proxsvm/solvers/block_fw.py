@@ -11,7 +11,8 @@ from proxsvm.losses.base import Atom
 from proxsvm.problem import DualPoint, ProxProblem
 from proxsvm.solvers import kernels
 from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
-from proxsvm.solvers.blocks import Blocks, GramBlocks, RowBlocks
+from proxsvm.solvers.blocks import Blocks, GramBlocks
+from proxsvm.solvers.rows import RowBlocks
 
 WORK = 1_000_000  # multiplications of a pass times passes: what an interpreter does in about the time of compiling
 

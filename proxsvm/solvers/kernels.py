@@ -15,22 +15,26 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from proxsvm.extras import load
+from proxsvm.solvers import row_loops
+from proxsvm.solvers.row_loops import Array
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 Jit: TypeAlias = "Callable[[Any], Any]"
 
 
 @functools.cache
 def kernels(compiled: bool, sparse: bool = False) -> SimpleNamespace:
     """The loops as functions: ``compiled`` or interpreted, on ``sparse`` rows or dense ones."""
-    if not compiled:
-        return _define(
-            _as_it_is, _dot, _add, *((_sparse_scores, _sparse_update) if sparse else (_dense_scores, _dense_update))
+    loops = row_loops
+    if compiled:
+        jit = load("numba", extra="fast").njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
+        dense, few = (
+            (loops.dense_scores_loop, loops.dense_update_loop),
+            (loops.three_scores_loop, loops.three_update_loop),
         )
-    numba = load("numba", extra="fast")
-    jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"})
-    rows = (_sparse_scores_loop, _sparse_update_loop) if sparse else (_dense_scores_loop, _dense_update_loop)
-    return _define(jit, *(jit(f) for f in (_dot_loop, _add_loop, *rows)))
+        rows = (loops.sparse_scores_loop, loops.sparse_update_loop) if sparse else dense
+        return _define(jit, *(jit(f) for f in (loops.dot_loop, loops.add_loop, *rows, *few)))
+    rows = (loops.sparse_scores, loops.sparse_update) if sparse else (loops.dense_scores, loops.dense_update)
+    return _define(_as_it_is, loops.dot, loops.add, *rows, loops.three_scores, loops.three_update)
 
 
 def _as_it_is(f: Any) -> Any:
@@ -46,147 +50,9 @@ def available() -> bool:
     return True
 
 
-# ⟨a, b⟩ and w += scale · x, for the interpreter and for the compiler.
-
-
-def _dot(a: Array, b: Array) -> Any:
-    return a @ b
-
-
-def _add(w: Array, scale: Any, x: Array) -> None:
-    w += scale * x
-
-
-def _dot_loop(a: Array, b: Array) -> Any:
-    total = a.dtype.type(0)
-    for f in range(a.shape[0]):
-        total += a[f] * b[f]
-    return total
-
-
-def _add_loop(w: Array, scale: Any, x: Array) -> None:
-    factor = w.dtype.type(scale)
-    for f in range(w.shape[0]):
-        w[f] += factor * x[f]
-
-
-# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. Dense rows lie in
-# data[i]; sparse ones are CSR, and their W lies feature by feature, so that all classes of a feature are near.
-
-
-def _dense_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
-    z[:size] = W[ks[:size]] @ data[i]
-
-
-def _dense_update(W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
-    for j in range(size):
-        W[ks[j]] += g[j] * data[i]
-
-
-def _sparse_scores(
-    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    row = slice(starts[i], starts[i + 1])
-    z[:size] = W[ks[:size, None], indices[row]] @ data[row]
-
-
-def _sparse_update(
-    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    row = slice(starts[i], starts[i + 1])
-    for j in range(size):
-        W[ks[j], indices[row]] += g[j] * data[row]
-
-
-def _dense_scores_loop(
-    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    x = data[i]
-    for j in range(size):
-        w = W[ks[j]]
-        total = w.dtype.type(0)
-        for f in range(x.shape[0]):
-            total += w[f] * x[f]
-        z[j] = total
-
-
-def _dense_update_loop(
-    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    x = data[i]
-    for j in range(size):
-        w = W[ks[j]]
-        scale = w.dtype.type(g[j])
-        for f in range(x.shape[0]):
-            w[f] += scale * x[f]
-
-
-# The classes of a feature lie side by side in memory. Of many of them the compiler makes vectors, and all are faster
-# than some; of a few, the sums stay in registers.
-
-
-def _sparse_scores_loop(
-    W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
-    if size > 4 and 8 * size >= W.shape[0]:
-        z[:] = 0.0
-        for at in range(begin, end):
-            f, x = indices[at], data[at]
-            for k in range(W.shape[0]):
-                z[k] += W[k, f] * x
-        for j in range(size):  # ks ascends, so nothing is overwritten before it is read
-            z[j] = z[ks[j]]
-    elif size <= 2:
-        k, l, a, b = ks[0], ks[last], zero, zero
-        for at in range(begin, end):
-            f, x = indices[at], data[at]
-            a += W[k, f] * x
-            b += W[l, f] * x
-        z[0] = a
-        z[last] = b
-    else:
-        for j in range(0, size, 4):
-            k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
-            a = b = c = d = zero
-            for at in range(begin, end):
-                f, x = indices[at], data[at]
-                a += W[k, f] * x
-                b += W[l, f] * x
-                c += W[m, f] * x
-                d += W[n, f] * x
-            z[min(j + 3, last)] = d
-            z[min(j + 2, last)] = c
-            z[min(j + 1, last)] = b
-            z[j] = a
-
-
-def _sparse_update_loop(
-    W: Array, ks: Array, size: int, g: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    begin, end = starts[i], starts[i + 1]
-    if size > 2 and 8 * size >= W.shape[0]:
-        everyone = np.zeros(W.shape[0], W.dtype)
-        for j in range(size):
-            everyone[ks[j]] = g[j]
-        for at in range(begin, end):
-            f, x = indices[at], data[at]
-            for k in range(W.shape[0]):
-                W[k, f] += everyone[k] * x
-        return
-    for j in range(0, size - 1, 2):
-        k, l, a, b = ks[j], ks[j + 1], W.dtype.type(g[j]), W.dtype.type(g[j + 1])
-        for at in range(begin, end):
-            f, x = indices[at], data[at]
-            W[k, f] += a * x
-            W[l, f] += b * x
-    if size % 2 == 1:
-        k, a = ks[size - 1], W.dtype.type(g[size - 1])
-        for at in range(begin, end):
-            W[k, indices[at]] += a * data[at]
-
-
-def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> SimpleNamespace:
+def _define(
+    jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any, three_scores: Any, three_update: Any
+) -> SimpleNamespace:
     @jit
     def threshold(z: Array, size: int) -> Any:
         """Shift the first ``size`` entries of z by their maximum and return θ with Σ_k (z_k − θ)₊ = 1.
@@ -264,7 +130,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         they are, and the sum of all gains.
         """
         K = W.shape[0]
-        z, g, moving = np.empty(K), np.empty(K), np.empty(K, np.int64)
+        z, g, moving, room = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
         front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
@@ -295,13 +161,73 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                         left += 1
             lives[i] = left
             if count > 0:
-                row_update(W, moving, count, g, i, data, indices, starts)
+                row_update(W, moving, count, g, room, i, data, indices, starts)
             gain = (most - mean) * step[i]
             total += gain
             if gain > least:
                 order[front] = i
                 front += 1
         return front, total
+
+    @jit
+    def three_sweep(
+        order: Array,
+        least: float,
+        step: Array,
+        h: Array,
+        cost: Array,
+        alpha: Array,
+        W: Array,
+        data: Array,
+        indices: Array,
+        starts: Array,
+    ) -> Any:
+        """``simplex_sweep`` for three classes on sparse rows: all of it in registers, and no class is left out.
+
+        θ is the largest of the three that a support of the one, two or three largest entries would give.
+        """
+        front, total = 0, 0.0
+        for t in range(order.shape[0]):
+            i = order[t]
+            a, b, c = alpha[i, 0], alpha[i, 1], alpha[i, 2]
+            u, v, w = three_scores(W, i, data, indices, starts)
+            u, v, w = u + cost[i, 0], v + cost[i, 1], w + cost[i, 2]
+            most = max(u, max(v, w))
+            gain = (most - a * u - b * v - c * w) * step[i]
+            total += gain
+            if gain > least:
+                order[front] = i
+                front += 1
+            if gain <= 1e-14 * step[i]:
+                continue
+            over_h = 1.0 / h[i]
+            u, v, w = a + (u - most) * over_h, b + (v - most) * over_h, c + (w - most) * over_h
+            largest, two, three = max(u, max(v, w)), u + v + w - min(u, min(v, w)), u + v + w
+            theta = max(largest - 1.0, max((two - 1.0) / 2.0, (three - 1.0) / 3.0))
+            u, v, w = max(u - theta, 0.0), max(v - theta, 0.0), max(w - theta, 0.0)
+            alpha[i, 0], alpha[i, 1], alpha[i, 2] = u, v, w
+            three_update(W, step[i] * (a - u), step[i] * (b - v), step[i] * (c - w), i, data, indices, starts)
+        return front, total
+
+    @jit
+    def squared_norms(norms: Array, data: Array, starts: Array) -> None:
+        """‖x_i‖² of sparse rows."""
+        for i in range(norms.shape[0]):
+            total = 0.0
+            for at in range(starts[i], starts[i + 1]):
+                total += data[at] * data[at]
+            norms[i] = total
+
+    @jit
+    def products(W: Array, v: Array, data: Array, indices: Array, starts: Array) -> None:
+        """v = X Wᵀ, ``[n, K]``, for sparse rows."""
+        K = W.shape[0]
+        everyone = np.arange(K)
+        for i in range(v.shape[0]):
+            if K == 3:
+                v[i, 0], v[i, 1], v[i, 2] = three_scores(W, i, data, indices, starts)
+            else:
+                row_scores(W, everyone, K, v[i], i, data, indices, starts)
 
     @jit
     def box_sweep(
@@ -322,7 +248,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
         """The exact coordinate step of the box; ``order`` and what it returns are as in ``simplex_sweep``."""
         M = W.shape[0]
         everyone = np.arange(M)
-        z, g, moving = np.empty(M), np.empty(M), np.empty(M, np.int64)
+        z, g, moving, room = np.empty(M), np.empty(M), np.empty(M, np.int64), np.empty(M)
         front, total = 0, 0.0
         for t in range(order.shape[0]):
             i = order[t]
@@ -340,7 +266,7 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
                     moving[count], g[count] = k, -step[i] * (new - old)
                     count += 1
             if count > 0:
-                row_update(W, moving, count, g, i, data, indices, starts)
+                row_update(W, moving, count, g, room, i, data, indices, starts)
             gain *= step[i]
             total += gain
             if gain > least:
@@ -433,11 +359,14 @@ def _define(jit: Jit, dot: Any, add: Any, row_scores: Any, row_update: Any) -> S
             pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
             for k in range(M):
                 ds[k] *= -step[i]
-            row_update(W, everyone, M, ds, i, data, indices, starts)
+            row_update(W, everyone, M, ds, d, i, data, indices, starts)
 
     return SimpleNamespace(
         simplex_look=simplex_look,
         simplex_sweep=simplex_sweep,
+        three_sweep=three_sweep,
+        products=products,
+        squared_norms=squared_norms,
         box_sweep=box_sweep,
         gram_sweep=gram_sweep,
         row_sweep=row_sweep,

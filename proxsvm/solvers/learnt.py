@@ -1,0 +1,158 @@
+"""What CorrectiveFW learns of the curvature on its way, where the loss's hull is a simplex or a box."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Atom, parts
+from proxsvm.losses.hulls import Box, Simplex
+from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.solvers.row_loops import Array
+
+MISSED = 0.5  # of the curvature that the model missed in the last move, how much it expects in the next
+SOLVED = 1e-2  # the model is solved once its gradient is this part of the first one
+LEAST = 1e-4  # of the largest curvature: less would make the model too steep to solve
+TRIES = 100  # ... or after so many looks at it
+
+
+class Learnt:
+    """The present point in the space of scores, and a model of the curvature G = J diag(η) Jᵀ around it.
+
+    Each move d of x = p·s shows its G d. The rows of L are these, less what the rows before them know, as in Cholesky's
+    factorisation: B = LᵀL equals G on all moves made so far, and is nowhere above it. The next point is the best one of
+
+        max over s in the hull of  Σ_i p_i (⟨s_i, v_i⟩ + c_i) − ½ ⟨d, (B + h) d⟩,    d = p·s − x,
+
+    with h of the size of what B missed in the last move, and the step towards it is exact: D never decreases.
+    """
+
+    def __init__(self, problem: ProxProblem, hull: Simplex | Box, memory: int) -> None:
+        self.problem, self.hull = problem, hull
+        start = problem.start()
+        assert start.dual is not None
+        self.dual = self.dual_of_start = float(start.dual)
+        self.v0 = parts(problem.linearised_scores(start))[0]
+        self.weight = problem.origin.coefficients
+        self.p = self.weight.reshape(-1, *[1] * (self.v0.dim() - 1))
+        self.largest = float(self.weight.max())
+        self.s, self.offset = torch.zeros_like(self.v0), torch.zeros_like(self.weight)
+        self.gx = torch.zeros_like(self.v0)
+        self.delta: list[Tensor] = []
+        self.L = self.v0.new_empty(memory, self.v0.numel())
+        self.size, self.mass = 0, 0.0
+        self.h, self.top = 0.0, 0.0  # the model's h, and the largest curvature seen
+        self.rounding = max(1e-9, 100 * torch.finfo(self.v0.dtype).eps)
+        self.unsettled: tuple[list[Tensor], float, Array, float] | None = None  # η delta, γ, L d, pivot of a last move
+
+    def scores(self) -> Tensor:
+        """v = v₀ − G x of the present point; what the last move showed of G is learnt here, at the cost of a jvp."""
+        if self.unsettled is None:
+            return self.v0
+        move, gamma, known, pivot = self.unsettled
+        gd = parts(self.problem.linearization.jvp(move))[0]
+        self.gx.add_(gd, alpha=gamma)
+        if pivot > 0:
+            L, at = self.L[: self.size], self.size
+            if at == len(self.L):  # the row that matters least makes room
+                at = int(L.square().sum(1).argmin())
+                pivot, known[at] = pivot + float(known[at]) ** 2, 0.0
+            else:
+                self.size += 1
+            self.L[at] = torch.addmv(gd.reshape(-1), L.t(), self._tensor(known), alpha=-1).div_(pivot**0.5)
+        return self.v0 - self.gx
+
+    def ascent(self, v: Tensor, atom: Atom) -> float:
+        """What D gains towards ``atom`` at first; towards the oracle's, that is the gap."""
+        slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
+        return float(slope + torch.dot(self.weight, atom.offset - self.offset))
+
+    def _change(self, atom: Atom) -> Tensor:
+        return parts(atom.s)[0] - self.s
+
+    def step(self, v: Tensor, vertex: Atom) -> None:
+        """Move towards the model's best point, or the first time towards ``vertex``, as far as D rises."""
+        atom = vertex if not self.delta else self._best(v, self.h)
+        slope = self.ascent(v, atom)
+        if not slope > 0:  # what rounding may leave of a point that is the best of its model
+            atom, slope = vertex, self.ascent(v, vertex)
+        change = self._change(atom)
+        d = self.p * change
+        delta = self.problem.linearization.vjp(d, True)
+        move = [g.eta * delta[i] for g in self.problem.groups for i in g.at]
+        x = d.reshape(-1)
+        own = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(delta, move, strict=True)]  # ⟨d, G d⟩
+        numbers = torch.cat([self.L[: self.size] @ x, torch.stack([torch.dot(x, x), *own])]).tolist()
+        known, norm, curved = np.array(numbers[: self.size]), numbers[self.size], sum(numbers[self.size + 1 :])
+        gamma = slope / curved if slope < curved else 1.0
+        self.dual += gamma * slope - gamma**2 * curved / 2
+        self.mass += gamma * (1 - self.mass)
+        self.s, self.offset = self.s + gamma * change, torch.lerp(self.offset, atom.offset, gamma)
+        if self.delta:
+            torch._foreach_add_(self.delta, delta, alpha=gamma)
+        else:
+            self.delta = [gamma * x for x in delta]
+        missed = curved - float(known @ known)
+        if norm > 0:
+            self.top = max(self.top, curved / norm)
+            self.h = max(MISSED * missed / norm, LEAST * self.top)
+        self.unsettled = move, gamma, known, missed if missed > self.rounding * curved else 0.0
+
+    def _best(self, v: Tensor, h: float) -> Atom:
+        """The model's best point, by Newton's method on its dual in y = L d,
+
+            min over y of  ½‖y‖² + max over s of Σ_i p_i (⟨s_i, v_i − (Lᵀy)_i⟩ + c_i) − (h/2)‖d‖²,
+
+        which is smooth, with the gradient y − L d(y), and each sample's maximum is a nearest point of its hull.
+        """
+        L = self.L[: self.size]
+        near = (h * self.p).clamp(min=max(1e-9 * h * self.largest, 1e-30))
+        center, root = v + near * self.s, (self.p / near).sqrt()
+
+        def look(y: Array) -> tuple[Atom, Array]:
+            atom = self.hull.nearest(center - (self._tensor(y) @ L).reshape(v.shape), near)
+            return atom, y - (L @ (self.p * self._change(atom)).reshape(-1)).tolist()
+
+        y = np.zeros(self.size)
+        atom, gradient = look(y)
+        enough, tries = SOLVED * float(np.linalg.norm(gradient)), 0
+        while np.linalg.norm(gradient) > enough and tries < TRIES:
+            Z = (root * _tangent(self.hull, parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
+            hessian = np.array((Z @ Z.t()).tolist()) + np.eye(self.size)
+            toward = -np.linalg.solve(hessian, gradient)
+            slope, t = float(gradient @ toward), 1.0
+            while tries < TRIES:
+                atom, gradient = look(y + t * toward)
+                tries += 1
+                ahead = float(gradient @ toward)
+                if ahead <= -0.9 * slope:
+                    break
+                t *= max(slope / (slope - ahead), 0.1)  # the gradient has kinks, where Newton's step may overshoot
+            y = y + t * toward
+        return atom
+
+    def _tensor(self, x: Array) -> Tensor:
+        return torch.as_tensor(x, dtype=self.v0.dtype, device=self.v0.device)
+
+    def point(self, steps: int, gap: float | None) -> DualPoint:
+        """The present point; its delta was kept along the way."""
+        certified = None if gap is None else torch.full_like(self.weight[0], gap)
+        if steps == 0:
+            return replace(self.problem.start(), gap=certified)
+        atom = Atom(self.s, self.offset)
+        lam = self.problem.expect(atom.b(parts(self.problem.origin.scores)[0].detach()))
+        point = DualPoint(self.delta, lam, torch.full_like(lam, self.mass), steps, gap=certified, atom=atom)
+        return replace(point, dual=self.problem.dual(point))
+
+
+def _tangent(hull: Simplex | Box, s: Tensor, rows: Tensor) -> Tensor:
+    """``rows``, ``[k, *s.shape]``, projected on the directions in which the nearest point s moves within its face."""
+    if isinstance(hull, Simplex):
+        free = (s.scatter_add(1, hull.target[:, None], torch.ones_like(s[:, :1])) > 0).to(s)  # α > 0
+        inside = free * rows
+        return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
+    free = (s > hull.low) & (s < hull.high)
+    return (free & (s != 0) if hull.band else free).to(s) * rows
