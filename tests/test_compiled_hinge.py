@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
@@ -18,6 +18,13 @@ from tests.cases import cost_matrix
 
 pytest.importorskip("numba")
 each_kind = pytest.mark.parametrize("smooth", [False, True], ids=["plain", "smooth"])
+
+
+@pytest.fixture(params=["small", "large"], autouse=True)
+def size(request, monkeypatch):
+    """Every test runs as on a small batch, whose graph is torch's, and as on a large one, which has a Function."""
+    monkeypatch.setattr(compiled_hinge, "SMALL", 1 << 30 if request.param == "small" else 0)
+    return request.param
 
 
 def reference(loss, u, y):
@@ -35,6 +42,7 @@ def batch(n=6, K=20, scale=3.0, dtype=torch.float64, seed=0):
     return u.requires_grad_(), torch.randint(K, (n,), generator=generator)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # ``size`` is the same for all examples
 @given(
     n=st.integers(1, 9),
     K=st.sampled_from([1, 2, 3, 10, 16, 37, 100, 130, 1000]),
@@ -106,6 +114,7 @@ def test_a_mask_of_very_low_scores(smooth):
 
 @each_kind
 def test_threads_change_no_bit(smooth, monkeypatch):
+    monkeypatch.setattr(compiled_hinge, "SMALL", 0)
     u, y = batch(11, 30)
     expected = value_and_gradient(MultiClassHinge(smooth=smooth)(u, y), u)
     seen = set()

@@ -5,7 +5,7 @@ The formulas are those of its oracle and of its smoothed atom; with α in the si
     s = α − e_y        b = ⟨s, u⟩ + 1 − α_y        α = e_k of the best class, or softmax(u) where that has b > 0.
 
 Some thirty calls of torch are saved, which are most of the time of a small batch, and on a large one all memory but the
-gradient's own: the loops keep α where the gradient will be, or nothing but k.
+gradient's own: there the loops keep α where the gradient will be, or nothing but k.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from proxsvm.losses.hinge_loops import Array, loops_of
 if TYPE_CHECKING:
     from proxsvm.losses.multi_class_hinge import MultiClassHinge
 
+SMALL = 1 << 14  # scores up to which the calls of an autograd.Function cost more than a second copy
 GRAIN = 1 << 19  # scores that are worth a thread, which takes some 100 µs to start
 
 
@@ -40,8 +41,11 @@ def compiled_value(loss: MultiClassHinge, scores: Tensor, target: Tensor) -> Ten
         return None
     share = loss._share(len(target))
     p = torch.full(target.shape, share, dtype=scores.dtype)
-    function = _Smooth if loss.smooth else _Plain
-    value: Tensor = function.apply(scores, (target, p, share))  # type: ignore[no-untyped-call]
+    if scores.numel() <= SMALL:
+        value = _small(loops.small_smooth if loss.smooth else loops.small_plain, scores, target, share)
+    else:
+        function = _Smooth if loss.smooth else _Plain
+        value = function.apply(scores, (target, p, share))  # type: ignore[no-untyped-call]
     if value.requires_grad:
         value.origin = Origin(loss, scores, target, p)  # type: ignore[attr-defined]
     return value
@@ -65,6 +69,15 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
         and scores.is_contiguous()
         and target.is_contiguous()
     )
+
+
+def _small(loop: Callable[..., float], scores: Tensor, y: Tensor, share: float) -> Tensor:
+    """Value and gradient p s at once. The graph is that of ⟨p s, u⟩, to which only the offsets have to be added."""
+    s = torch.empty_like(scores)
+    total = loop(scores.detach().numpy(), y.numpy(), share, s.numpy())
+    value = torch.dot(scores.view(-1), s.view(-1))
+    value.detach().numpy()[...] = total
+    return value
 
 
 def _is_last(grad: Tensor) -> bool:

@@ -153,8 +153,25 @@ def loops_of(dtype: torch.dtype) -> Any:
                 s_i[k] *= factor
             s_i[y[i]] -= weight
 
+    @jit  # type: ignore[untyped-decorator]
+    def small_plain(u: Array, y: Array, share: float, s: Array) -> float:
+        """Σ p b, and p s at once."""
+        b, k = np.empty(len(y), u.dtype), np.empty(len(y), np.int64)
+        plain(u, y, b, k)
+        gradient_plain(None, share, s, y, k)
+        return b.sum() * share
+
+    @jit  # type: ignore[untyped-decorator]
+    def small_smooth(u: Array, y: Array, share: float, s: Array) -> float:
+        b, scale = np.empty(len(y), u.dtype), np.empty(len(y), u.dtype)
+        smooth(u, y, b, scale, s)
+        gradient_smooth(None, share, s, y, scale)
+        return b.sum() * share
+
     return SimpleNamespace(
         are_classes=are_classes,
+        small_plain=small_plain,
+        small_smooth=small_smooth,
         plain=plain,
         smooth=smooth,
         gradient_plain=gradient_plain,
