@@ -26,7 +26,7 @@ from proxsvm.losses.hinge_loops import Array, loops_of
 if TYPE_CHECKING:
     from proxsvm.losses.multi_class_hinge import MultiClassHinge
 
-SMALL = 1 << 14  # scores up to which the calls of an autograd.Function cost more than a second copy
+SMALL = 1 << 12  # scores up to which the calls of an autograd.Function cost more than a second copy
 GRAIN = 1 << 19  # scores that are worth a thread, which takes some 100 µs to start
 
 
