@@ -13,7 +13,7 @@ from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW
 
-SEEDS = (1, 2, 3)  # CorrectiveFW's rule was chosen on seed 0
+SEEDS = (1, 2, 3)  # CorrectiveFW's constants were chosen on others
 
 
 def main(options: Options) -> None:

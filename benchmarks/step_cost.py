@@ -78,7 +78,7 @@ def main(options: Options) -> None:
     ]
     note = (
         "One training step, forward pass included: a conv net with batch norm, n = 32; and the parts of it. N steps "
-        "take a forward pass, N vjps and N − 1 jvps (CorrectiveFW one vjp more)."
+        "take a forward pass, N vjps and N − 1 jvps."
     )
     write(options, "step_cost", rows, note)
 

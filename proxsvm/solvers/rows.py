@@ -19,7 +19,7 @@ from proxsvm.solvers.kernels import kernels
 from proxsvm.solvers.row_loops import Array
 
 SMALL = 0.1  # samples that could gain less than this part of the mean are left out of a pass
-NEAR, MANY = 8, 1000  # of so many samples, so many that lie side by side are visited in a row: the memory jumps less
+NEAR, MANY = 8, 1000  # of MANY sparse rows, NEAR that lie side by side are visited in turn: the memory jumps less
 LEFT = 0.1  # a pass ends once its visits gain no more than this part of the gap that it began with
 
 
@@ -133,7 +133,7 @@ class RowBlocks(Blocks):
         least, enough = SMALL * gap / len(self.p), max(self.eta * enough, LEFT * gap)
         order = np.flatnonzero(self.step if self.gain is None else self.step * self.gain > least)
         for _ in range(1 + self.inner):
-            order = _shuffled(order, rng)
+            order = _shuffled(order, rng) if self.sparse else rng.permutation(order)
             front, total = self.steps.sweep(run, order, least)
             self.work += (self.rows[0].size + 100 * len(self.p)) * len(self.W) * len(order) // len(self.p)
             order = order[:front]
