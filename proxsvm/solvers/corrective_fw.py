@@ -30,6 +30,7 @@ class CorrectiveFW(DualSolver):
         memory: how many points, or moves, to keep beside the present one.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each step.
 
+    >>> import torch
     >>> from proxsvm.losses import L1Regression
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
     >>> problem = ProxProblem.from_scores(L1Regression(), w * torch.tensor([1.0, 3.0]), torch.zeros(2), [w], lr=10.0)
