@@ -26,6 +26,8 @@ from proxsvm.losses.hinge_loops import Array, loops_of
 if TYPE_CHECKING:
     from proxsvm.losses.multi_class_hinge import MultiClassHinge
 
+PLAIN = (Tensor, nn.Parameter)
+HALF = (torch.float16, torch.bfloat16)
 SMALL = 1 << 12  # scores up to which the calls of an autograd.Function cost more than a second copy
 GRAIN = 1 << 19  # scores that are worth a thread, which takes some 100 µs to start
 
@@ -36,6 +38,8 @@ def compiled_value(loss: MultiClassHinge, scores: Tensor, target: Tensor) -> Ten
     >>> from proxsvm.losses import MultiClassHinge
     >>> compiled_value(MultiClassHinge(), torch.zeros(1, 2), torch.tensor([2]))       # there is no class 2
     """
+    if type(scores) in PLAIN and scores.dtype in HALF and not torch.compiler.is_compiling():
+        scores = scores.float()  # as the base class does
     loops = loops_of(scores.dtype) if _in_memory(scores, target) else None
     if loops is None or not loops.are_classes(target.numpy(), scores.shape[1]):
         return None
@@ -57,7 +61,7 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()  # their tensors have no memory
         and forward_ad._current_level < 0  # nor have the tangents of forward mode a formula here
-        and type(scores) in (Tensor, nn.Parameter)
+        and type(scores) in PLAIN
         and type(target) is Tensor
         and scores.dtype in (torch.float32, torch.float64)
         and target.dtype == torch.int64

@@ -154,7 +154,7 @@ def loops_of(dtype: torch.dtype) -> Any:
             s_i[y[i]] -= weight
 
     @jit  # type: ignore[untyped-decorator]
-    def small_plain(u: Array, y: Array, share: float, s: Array) -> float:
+    def small_plain(u: Array, y: Array, share: float, s: Array) -> Any:
         """Σ p b, and p s at once."""
         b, k = np.empty(len(y), u.dtype), np.empty(len(y), np.int64)
         plain(u, y, b, k)
@@ -162,7 +162,7 @@ def loops_of(dtype: torch.dtype) -> Any:
         return b.sum() * share
 
     @jit  # type: ignore[untyped-decorator]
-    def small_smooth(u: Array, y: Array, share: float, s: Array) -> float:
+    def small_smooth(u: Array, y: Array, share: float, s: Array) -> Any:
         b, scale = np.empty(len(y), u.dtype), np.empty(len(y), u.dtype)
         smooth(u, y, b, scale, s)
         gradient_smooth(None, share, s, y, scale)
