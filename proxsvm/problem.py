@@ -184,7 +184,7 @@ class ProxProblem:
 
         ``reuse``: as in :meth:`Linearization.vjp <proxsvm.linearization.Linearization.vjp>`.
         """
-        _, scores, _, p, _ = self.origin
+        scores, p = self.origin.scores, self.origin.coefficients
         weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
         lam = self.expect(atom.b(_detach(scores)))
         delta = self.linearization.vjp(like(scores, weighted), reuse)
@@ -196,7 +196,7 @@ class ProxProblem:
         It is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom there,
         for as long as that promises at least half of the gap.
         """
-        loss, _, target, p, _ = self.origin
+        loss, target = self.origin.loss, self.origin.target
         v = self.linearised_scores(point)
         atom = loss.oracle(v, target)
         spent = point.lam - self._delta_dot_q(point)
@@ -204,7 +204,7 @@ class ProxProblem:
         if loss.smooth:
             soft = loss.direction(v, target)
             promise = self.expect(soft.b(v)) - spent
-            atom = soft.where((promise >= gap / 2).expand(len(p)), atom)
+            atom = soft.where((promise >= gap / 2).expand(len(atom.offset)), atom)
         return atom, gap
 
     def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:

@@ -89,8 +89,16 @@ class Origin(NamedTuple):
     loss: PiecewiseLinearLoss
     scores: Scores
     target: Any
-    coefficients: Tensor
+    p: Tensor | float  # one for each sample, or one for all
     atom: Atom | None = None  # the one that was differentiated, so that it need not be found again
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The weight p_i with which each sample entered the value, ``[n]``."""
+        if isinstance(self.p, Tensor):
+            return self.p
+        u = parts(self.scores)[0].detach()
+        return u.new_full(u.shape[:1], self.p)
 
 
 class PiecewiseLinearLoss(nn.Module):

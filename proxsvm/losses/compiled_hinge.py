@@ -41,17 +41,16 @@ def compiled_value(loss: MultiClassHinge, scores: Tensor, target: Tensor) -> Ten
     if type(scores) in PLAIN and scores.dtype in HALF and not torch.compiler.is_compiling():
         scores = scores.float()  # as the base class does
     loops = loops_of(scores.dtype) if _in_memory(scores, target) else None
-    if loops is None or not loops.are_classes(target.numpy(), scores.shape[1]):
+    if loops is None:
         return None
     share = loss._share(len(target))
-    p = torch.full(target.shape, share, dtype=scores.dtype)
+    value: Tensor | None = None
     if scores.numel() <= SMALL:
         value = _small(loops.small_smooth if loss.smooth else loops.small_plain, scores, target, share)
-    else:
-        function = _Smooth if loss.smooth else _Plain
-        value = function.apply(scores, (target, p, share))  # type: ignore[no-untyped-call]
-    if value.requires_grad:
-        value.origin = Origin(loss, scores, target, p)  # type: ignore[attr-defined]
+    elif loops.are_classes(target.numpy(), scores.shape[1]):
+        value = (_Smooth if loss.smooth else _Plain).apply(scores, target, share)  # type: ignore[no-untyped-call]
+    if value is not None and value.requires_grad:
+        value.origin = Origin(loss, scores, target, share)  # type: ignore[attr-defined]
     return value
 
 
@@ -75,10 +74,12 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
     )
 
 
-def _small(loop: Callable[..., float], scores: Tensor, y: Tensor, share: float) -> Tensor:
+def _small(loop: Callable[..., float | None], scores: Tensor, y: Tensor, share: float) -> Tensor | None:
     """Value and gradient p s at once. The graph is that of ⟨p s, u⟩, to which only the offsets have to be added."""
     s = torch.empty_like(scores)
     total = loop(scores.detach().numpy(), y.numpy(), share, s.numpy())
+    if total is None:  # a class that is not there
+        return None
     value = torch.dot(scores.view(-1), s.view(-1))
     value.detach().numpy()[...] = total
     return value
@@ -94,46 +95,45 @@ def _is_last(grad: Tensor) -> bool:
 
 
 class _Plain(torch.autograd.Function):
-    """⟨p, b⟩, whose gradient in the scores is p_i s_i: a constant, which is made when it is asked for."""
+    """Σ p b, whose gradient in the scores is p_i s_i: a constant, which is made when it is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, given: tuple[Tensor, Tensor, float]) -> Tensor:
-        y, p, ctx.share = given
-        b, k = torch.empty_like(p), torch.empty_like(y)
+    def forward(ctx: Any, scores: Tensor, y: Tensor, share: float) -> Tensor:
+        b, k = scores.new_empty(y.shape), torch.empty_like(y)
         _in_threads(loops_of(scores.dtype).plain, scores.detach().numpy(), y.numpy(), b.numpy(), k.numpy())
         ctx.save_for_backward(k, y)
-        ctx.shape = scores.shape
-        return torch.dot(p, b)
+        ctx.shape, ctx.share = scores.shape, share
+        return b.sum() * share
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         k, y = ctx.saved_tensors
         s, last = torch.empty(ctx.shape, dtype=grad.dtype), _is_last(grad)
         loop = functools.partial(loops_of(s.dtype).gradient_plain, grad.numpy() if last else None, ctx.share)
         _in_threads(loop, s.numpy(), y.numpy(), k.numpy())
-        return s if last else s * grad, None
+        return s if last else s * grad, None, None
 
 
 class _Smooth(torch.autograd.Function):
     """The same for the smoothed direction. It keeps α, up to a ``scale`` of each row."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, given: tuple[Tensor, Tensor, float]) -> Tensor:
-        y, p, ctx.share = given
-        b, scale, alpha = torch.empty_like(p), torch.empty_like(p), torch.empty_like(scores)
+    def forward(ctx: Any, scores: Tensor, y: Tensor, share: float) -> Tensor:
+        b, scale, alpha = scores.new_empty(y.shape), scores.new_empty(y.shape), torch.empty_like(scores)
         rows = scores.detach().numpy(), y.numpy(), b.numpy(), scale.numpy(), alpha.numpy()
         _in_threads(loops_of(scores.dtype).smooth, *rows)
         ctx.save_for_backward(alpha, scale, y)
-        return torch.dot(p, b)
+        ctx.share = share
+        return b.sum() * share
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         alpha, scale, y = ctx.saved_tensors
         last = _is_last(grad)
         s = alpha if last else alpha.clone()  # nobody will ask for α again: it becomes the gradient
         loop = functools.partial(loops_of(s.dtype).gradient_smooth, grad.numpy() if last else None, ctx.share)
         _in_threads(loop, s.numpy(), y.numpy(), scale.numpy())
-        return s if last else s * grad, None
+        return s if last else s * grad, None, None
 
 
 def _in_threads(loop: Callable[..., None], *rows: Array) -> None:

@@ -155,7 +155,9 @@ def loops_of(dtype: torch.dtype) -> Any:
 
     @jit  # type: ignore[untyped-decorator]
     def small_plain(u: Array, y: Array, share: float, s: Array) -> Any:
-        """Σ p b, and p s at once."""
+        """Σ p b, and p s at once; None where a class is not there."""
+        if not are_classes(y, u.shape[1]):
+            return None
         b, k = np.empty(len(y), u.dtype), np.empty(len(y), np.int64)
         plain(u, y, b, k)
         gradient_plain(None, share, s, y, k)
@@ -163,6 +165,8 @@ def loops_of(dtype: torch.dtype) -> Any:
 
     @jit  # type: ignore[untyped-decorator]
     def small_smooth(u: Array, y: Array, share: float, s: Array) -> Any:
+        if not are_classes(y, u.shape[1]):
+            return None
         b, scale = np.empty(len(y), u.dtype), np.empty(len(y), u.dtype)
         smooth(u, y, b, scale, s)
         gradient_smooth(None, share, s, y, scale)
