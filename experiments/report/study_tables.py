@@ -41,7 +41,11 @@ def study(name: str, runs: Sequence[Run]) -> Table:
                 for c in chosen
                 if (other := preferred(c, mine))
             ]
-    short = [f" of runs of {first} epochs, and run again for {last}" for first, last in sorted(lengths) if first < last]
+    short = [
+        f" of runs of {first} epoch{'s' * (first > 1)}, and run again for {last}"
+        for first, last in sorted(lengths)
+        if first < last
+    ]
     table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
     if others:
         table.note += f" The grid alone would have preferred {'; '.join(others)}."
