@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAIN = (Tensor, nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
-SMALL = 1 << 12  # scores up to which the calls of an autograd.Function cost more than a second copy
+SMALL = 1 << 14  # scores up to which the calls of an autograd.Function cost more than a second copy
 GRAIN = 1 << 19  # scores that are worth a thread, which takes some 100 µs to start
 
 
