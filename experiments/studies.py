@@ -131,7 +131,7 @@ def sensitivity_small(name: str, data: str) -> Study:
 
 
 def averaging_small(name: str, data: str) -> Study:
-    """Which average of DFW's weights, and which η with it: the average chooses. The other studies have averages, too."""
+    """Which average of DFW's weights, and which η with it: the average chooses. Other studies have averages, too."""
     base = Config(data=data, epochs=20, images=10_000, held=2_000, averages=("0.98", "0.99", "0.995", "1/4", "1/2"))
     base = replace(base, precision="bfloat16")
     return Study(name, grid(base, {"dfw": (0.1, 0.3, 1.0)}, ""), epochs=20, by="0.995")
