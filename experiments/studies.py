@@ -179,7 +179,7 @@ def snli_paper(name: str, data: str) -> Study:
 
 Maker = Callable[[str, str], Study]
 SMALL: dict[str, Maker] = {
-    **dict.fromkeys(("cifar10", "cifar10-augmented", "cifar100"), cifar_small),
+    **dict.fromkeys(("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented"), cifar_small),
     "snli": snli_small,
     **dict.fromkeys(TABLES, regression_small),
     "sensitivity": sensitivity_small,
