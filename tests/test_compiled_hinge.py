@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -20,10 +21,10 @@ pytest.importorskip("numba")
 each_kind = pytest.mark.parametrize("smooth", [False, True], ids=["plain", "smooth"])
 
 
-@pytest.fixture(params=["small", "large"], autouse=True)
+@pytest.fixture(params=["in one", "in blocks"], autouse=True)
 def size(request, monkeypatch):
-    """Every test runs as on a small batch, whose graph is torch's, and as on a large one, which has a Function."""
-    monkeypatch.setattr(compiled_hinge, "SMALL", 1 << 30 if request.param == "small" else 0)
+    """Every test runs as on a small batch, which is walked in one, and as on a large one, in blocks by threads."""
+    monkeypatch.setattr(compiled_hinge, "GRAIN", 1 << 30 if request.param == "in one" else 40)
     return request.param
 
 
@@ -114,22 +115,36 @@ def test_a_mask_of_very_low_scores(smooth):
 
 @each_kind
 def test_threads_change_no_bit(smooth, monkeypatch):
-    monkeypatch.setattr(compiled_hinge, "SMALL", 0)
+    monkeypatch.setattr(compiled_hinge, "GRAIN", 60)  # two of the eleven rows
     u, y = batch(11, 30)
-    expected = value_and_gradient(MultiClassHinge(smooth=smooth)(u, y), u)
-    seen = set()
+    found, seen = {}, set()
+    for count in (1, 2, 3):
+        barrier = threading.Barrier(count)
 
-    class Seen(threading.Thread):
-        def run(self):
-            seen.add(id(self))
-            super().run()
+        class Pool(ThreadPoolExecutor):
+            def __init__(self, workers, barrier=barrier):
+                super().__init__(workers, initializer=barrier.wait)  # nobody begins before all are there
+                seen.add(workers)
 
-    monkeypatch.setattr(compiled_hinge, "GRAIN", 1)
-    monkeypatch.setattr(compiled_hinge, "Thread", Seen)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    found = value_and_gradient(MultiClassHinge(smooth=smooth)(u, y), u)
-    assert len(seen) >= 3
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        monkeypatch.setattr(compiled_hinge, "ThreadPoolExecutor", Pool)
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        found[count] = value_and_gradient(MultiClassHinge(smooth=smooth)(u, y), u)
+    assert seen == {1, 2, 3}
+    assert all(torch.equal(a, b) for n in (2, 3) for a, b in zip(found[n], found[1], strict=True))
+    torch.testing.assert_close(found[1], value_and_gradient(reference(MultiClassHinge(smooth=smooth), u, y), u))
+
+
+@each_kind
+def test_a_gradient_that_is_differentiated(smooth):
+    """Also where the graph is not kept: torch lets the caller say so."""
+    u, y = batch()
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    value = scale * MultiClassHinge(smooth=smooth)(u, y)
+    (gradient,) = torch.autograd.grad(value, u, create_graph=True, retain_graph=False)
+    (by_scale,) = torch.autograd.grad(gradient.sum(), scale)
+    expected = torch.autograd.grad(MultiClassHinge(smooth=smooth)(u, y), u)[0]
+    torch.testing.assert_close(gradient, 2 * expected)
+    torch.testing.assert_close(by_scale, expected.sum())
 
 
 @each_kind

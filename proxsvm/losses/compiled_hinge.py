@@ -5,30 +5,27 @@ The formulas are those of its oracle and of its smoothed atom; with α in the si
     s = α − e_y        b = ⟨s, u⟩ + 1 − α_y        α = e_k of the best class, or softmax(u) where that has b > 0.
 
 Some thirty calls of torch are saved, which are most of the time of a small batch, and on a large one all memory but the
-gradient's own: there the loops keep α where the gradient will be, or nothing but k.
+gradient's own: the loops write p s where the gradient will be, row by row, while the row is in the cache.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from proxsvm.losses.base import Origin
-from proxsvm.losses.hinge_loops import Array, loops_of
+from proxsvm.losses.hinge_loops import loops_of
 
 if TYPE_CHECKING:
     from proxsvm.losses.multi_class_hinge import MultiClassHinge
 
 PLAIN = (Tensor, nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
-SMALL = 1 << 14  # scores up to which the calls of an autograd.Function cost more than a second copy
 GRAIN = 1 << 19  # scores that are worth a thread, which takes some 100 µs to start
 
 
@@ -43,13 +40,13 @@ def compiled_value(loss: MultiClassHinge, scores: Tensor, target: Tensor) -> Ten
     loops = loops_of(scores.dtype) if _in_memory(scores, target) else None
     if loops is None:
         return None
-    share = loss._share(len(target))
-    value: Tensor | None = None
-    if scores.numel() <= SMALL:
-        value = _small(loops.small_smooth if loss.smooth else loops.small_plain, scores, target, share)
-    elif loops.are_classes(target.numpy(), scores.shape[1]):
-        value = (_Smooth if loss.smooth else _Plain).apply(scores, target, share)  # type: ignore[no-untyped-call]
-    if value is not None and value.requires_grad:
+    share, needed = loss._share(len(target)), loss.smooth or (scores.requires_grad and torch.is_grad_enabled())
+    s = torch.empty_like(scores) if needed else scores.new_empty(0)
+    total = _in_blocks(loops.smooth if loss.smooth else loops.plain, share, scores, target, s)
+    if total is None:  # a class is not there
+        return None
+    value: Tensor = _Value.apply(scores, s, total)  # type: ignore[no-untyped-call]
+    if value.requires_grad:
         value.origin = Origin(loss, scores, target, share)  # type: ignore[attr-defined]
     return value
 
@@ -74,80 +71,47 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
     )
 
 
-def _small(loop: Callable[..., float | None], scores: Tensor, y: Tensor, share: float) -> Tensor | None:
-    """Value and gradient p s at once. The graph is that of ⟨p s, u⟩, to which only the offsets have to be added."""
-    s = torch.empty_like(scores)
-    total = loop(scores.detach().numpy(), y.numpy(), share, s.numpy())
-    if total is None:  # a class that is not there
-        return None
-    value = torch.dot(scores.view(-1), s.view(-1))
-    value.detach().numpy()[...] = total
-    return value
+class _Value(torch.autograd.Function):
+    """Σ p b, whose gradient in the scores is p s: made already, and given away in the last backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, s: Tensor, total: float) -> Tensor:
+        ctx.save_for_backward(s)
+        return scores.new_full((), total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (s,) = ctx.saved_tensors
+        if not _is_last(grad):
+            return s * grad, None, None
+        is_one = loops_of(grad.dtype).number(grad.data_ptr()) == 1
+        return s if is_one else s.mul_(grad), None, None
 
 
 def _is_last(grad: Tensor) -> bool:
     """Whether a backward pass is the last on its graph, with one ``grad`` that has memory (not a batch of vmap's)."""
     return not (
-        torch._C._autograd._get_current_graph_task_keep_graph()
+        torch.is_grad_enabled()  # the gradient will be differentiated
+        or torch._C._autograd._get_current_graph_task_keep_graph()
         or torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
 
 
-class _Plain(torch.autograd.Function):
-    """Σ p b, whose gradient in the scores is p_i s_i: a constant, which is made when it is asked for."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, y: Tensor, share: float) -> Tensor:
-        b, k = scores.new_empty(y.shape), torch.empty_like(y)
-        _in_threads(loops_of(scores.dtype).plain, scores.detach().numpy(), y.numpy(), b.numpy(), k.numpy())
-        ctx.save_for_backward(k, y)
-        ctx.shape, ctx.share = scores.shape, share
-        return b.sum() * share
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        k, y = ctx.saved_tensors
-        s, last = torch.empty(ctx.shape, dtype=grad.dtype), _is_last(grad)
-        loop = functools.partial(loops_of(s.dtype).gradient_plain, grad.numpy() if last else None, ctx.share)
-        _in_threads(loop, s.numpy(), y.numpy(), k.numpy())
-        return s if last else s * grad, None, None
-
-
-class _Smooth(torch.autograd.Function):
-    """The same for the smoothed direction. It keeps α, up to a ``scale`` of each row."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, y: Tensor, share: float) -> Tensor:
-        b, scale, alpha = scores.new_empty(y.shape), scores.new_empty(y.shape), torch.empty_like(scores)
-        rows = scores.detach().numpy(), y.numpy(), b.numpy(), scale.numpy(), alpha.numpy()
-        _in_threads(loops_of(scores.dtype).smooth, *rows)
-        ctx.save_for_backward(alpha, scale, y)
-        ctx.share = share
-        return b.sum() * share
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        alpha, scale, y = ctx.saved_tensors
-        last = _is_last(grad)
-        s = alpha if last else alpha.clone()  # nobody will ask for α again: it becomes the gradient
-        loop = functools.partial(loops_of(s.dtype).gradient_smooth, grad.numpy() if last else None, ctx.share)
-        _in_threads(loop, s.numpy(), y.numpy(), scale.numpy())
-        return s if last else s * grad, None, None
-
-
-def _in_threads(loop: Callable[..., None], *rows: Array) -> None:
-    """``loop(*rows)``, the rows shared out to as many threads as torch has and the size of the first is worth.
+def _in_blocks(loop: Callable[..., float | None], share: float, u: Tensor, y: Tensor, s: Tensor) -> float | None:
+    """``loop`` over all rows; blocks that are worth a thread do not depend on their number, nor does a bit of the sum.
 
     Threads of Python, whose lock the loops do not hold: numba's own end the process after a fork or at a second caller.
     """
-    count = min(torch.get_num_threads(), len(rows[0]), rows[0].size // GRAIN)
-    if count <= 1:
-        return loop(*rows)
-    shares = zip(*(np.array_split(r, count) for r in rows), strict=True)
-    first, *others = (Thread(target=loop, args=share) for share in shares)
-    for thread in others:
-        thread.start()
-    first.run()
-    for thread in others:
-        thread.join()
+    n, K = u.shape
+    at_u, at_y, at_s = u.data_ptr(), y.data_ptr(), s.data_ptr()
+    if n * K < 2 * GRAIN:
+        return loop(share, n, K, at_u, at_y, at_s)
+    size, row, entry = max(1, GRAIN // K), K * u.element_size(), y.element_size()
+
+    def run(i: int) -> float | None:
+        return loop(share, min(size, n - i), K, at_u + i * row, at_y + i * entry, at_s and at_s + i * row)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        totals = list(threads.map(run, range(0, n, size)))
+    return None if None in totals else sum(total or 0.0 for total in totals)

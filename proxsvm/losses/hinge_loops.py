@@ -24,6 +24,8 @@ def loops_of(dtype: torch.dtype) -> Any:
         numba = load("numba", extra="fast")
     except ModuleNotFoundError:
         return None
+    from proxsvm.loops import at
+
     real: Any
     whole: Any
     real, whole = (np.float32, np.int32) if dtype == torch.float32 else (np.float64, np.int64)
@@ -82,13 +84,6 @@ def loops_of(dtype: torch.dtype) -> Any:
         return zero if x < underflow else total * whole((whole(power) + bias) << mantissa).view(real)
 
     @jit  # type: ignore[untyped-decorator]
-    def are_classes(y: Array, K: int) -> bool:
-        bad = 0
-        for i in range(len(y)):
-            bad += y[i] < 0 or y[i] >= K
-        return bad == 0
-
-    @jit  # type: ignore[untyped-decorator]
     def hinge(u: Array, y: int) -> Any:
         """max(0, u_k − u_y + 1) with the best k ≠ y, and that k; y itself where the hinge is 0."""
         if len(u) == 1:
@@ -96,11 +91,6 @@ def loops_of(dtype: torch.dtype) -> Any:
         u_k = largest(u, y)
         margin = u_k - u[y] + one
         return (zero, y) if margin <= 0 else (margin, first(u, u_k, y))
-
-    @jit  # type: ignore[untyped-decorator]
-    def plain(u: Array, y: Array, b: Array, k: Array) -> None:
-        for i in range(len(y)):
-            b[i], k[i] = hinge(u[i], y[i])
 
     @jit  # type: ignore[untyped-decorator]
     def exponentials(u: Array, alpha: Array) -> None:
@@ -118,66 +108,67 @@ def loops_of(dtype: torch.dtype) -> Any:
         return total, mean
 
     @jit  # type: ignore[untyped-decorator]
-    def smooth(u: Array, y: Array, b: Array, scale: Array, alpha: Array) -> None:
-        n, K = u.shape
-        size = max(1, CHUNK // K)
+    def scale(s: Array, factor: Any) -> None:
+        for k in range(len(s)):
+            s[k] *= factor
+
+    @jit  # type: ignore[untyped-decorator]
+    def matrix(address: int, n: int, K: int) -> Any:
+        return numba.carray(at(np.uint64(address), zero), (n, K))
+
+    @jit  # type: ignore[untyped-decorator]
+    def classes(address: int, n: int, K: int) -> Any:
+        """The n classes, or None where one is not there."""
+        y, bad = numba.carray(at(np.uint64(address), np.int64(0)), n), 0
+        for i in range(n):
+            bad += y[i] < 0 or y[i] >= K
+        return None if bad else y
+
+    # Addresses are handed over faster than arrays.
+
+    @jit  # type: ignore[untyped-decorator]
+    def number(address: int) -> Any:
+        """Of a 0-dim tensor; ``item()`` would say that somebody waits for a device."""
+        return at(np.uint64(address), zero)[0]
+
+    # Σ p b of n rows, whose p s is written; None where a class is not there.
+
+    @jit  # type: ignore[untyped-decorator]
+    def plain(p: float, n: int, K: int, at_u: int, at_y: int, at_s: int) -> float | None:
+        u, y, s = matrix(at_u, n, K), classes(at_y, n, K), matrix(at_s, n, K)
+        if y is None:
+            return None
+        share, total = real(p), 0.0
+        for i in range(n):
+            b, k = hinge(u[i], y[i])
+            if at_s:  # of an empty tensor it is 0
+                s[i] = zero
+                s[i, k] += share
+                s[i, y[i]] -= share
+            total += b
+        return p * total
+
+    @jit  # type: ignore[untyped-decorator]
+    def smooth(p: float, n: int, K: int, at_u: int, at_y: int, at_s: int) -> float | None:
+        u, y, s = matrix(at_u, n, K), classes(at_y, n, K), matrix(at_s, n, K)
+        if y is None:
+            return None
+        share, total, size = real(p), 0.0, max(1, CHUNK // K)
         for begin in range(0, n, size):  # what was written a moment ago is slow to read: first all exponentials
             chunk = range(begin, min(begin + size, n))
             for i in chunk:
-                exponentials(u[i], alpha[i])
+                exponentials(u[i], s[i])
             for i in chunk:
-                total, mean = sums(u[i], u[i, y[i]], alpha[i])
-                scale[i] = one / total
-                b[i] = one + (mean - alpha[i, y[i]]) * scale[i]
-                if b[i] <= 0:  # the softmax cannot raise the dual: the hinge's own atom, which may be 0
-                    b[i], k = hinge(u[i], y[i])
-                    alpha[i] = zero
-                    alpha[i, k] = scale[i] = one
+                mass, mean = sums(u[i], u[i, y[i]], s[i])
+                b = one + (mean - s[i, y[i]]) / mass
+                if b <= 0:  # the softmax cannot raise the dual: the hinge's own atom, which may be 0
+                    b, k = hinge(u[i], y[i])
+                    s[i] = zero
+                    s[i, k] = share
+                else:
+                    scale(s[i], share / mass)
+                s[i, y[i]] -= share
+                total += b
+        return p * total
 
-    # Without a grad, p s itself.
-
-    @jit  # type: ignore[untyped-decorator]
-    def gradient_plain(grad: Any, share: float, s: Array, y: Array, k: Array) -> None:
-        weight = real(share) if grad is None else real(share) * grad[()]
-        for i in range(len(y)):
-            s[i] = zero
-            s[i, k[i]] += weight
-            s[i, y[i]] -= weight
-
-    @jit  # type: ignore[untyped-decorator]
-    def gradient_smooth(grad: Any, share: float, s: Array, y: Array, scale: Array) -> None:
-        weight = real(share) if grad is None else real(share) * grad[()]
-        for i in range(len(y)):
-            s_i, factor = s[i], weight * scale[i]
-            for k in range(len(s_i)):
-                s_i[k] *= factor
-            s_i[y[i]] -= weight
-
-    @jit  # type: ignore[untyped-decorator]
-    def small_plain(u: Array, y: Array, share: float, s: Array) -> Any:
-        """Σ p b, and p s at once; None where a class is not there."""
-        if not are_classes(y, u.shape[1]):
-            return None
-        b, k = np.empty(len(y), u.dtype), np.empty(len(y), np.int64)
-        plain(u, y, b, k)
-        gradient_plain(None, share, s, y, k)
-        return b.sum() * share
-
-    @jit  # type: ignore[untyped-decorator]
-    def small_smooth(u: Array, y: Array, share: float, s: Array) -> Any:
-        if not are_classes(y, u.shape[1]):
-            return None
-        b, scale = np.empty(len(y), u.dtype), np.empty(len(y), u.dtype)
-        smooth(u, y, b, scale, s)
-        gradient_smooth(None, share, s, y, scale)
-        return b.sum() * share
-
-    return SimpleNamespace(
-        are_classes=are_classes,
-        small_plain=small_plain,
-        small_smooth=small_smooth,
-        plain=plain,
-        smooth=smooth,
-        gradient_plain=gradient_plain,
-        gradient_smooth=gradient_smooth,
-    )
+    return SimpleNamespace(number=number, plain=plain, smooth=smooth)
