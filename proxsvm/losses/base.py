@@ -30,6 +30,15 @@ def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
     return tensors if isinstance(scores, tuple) else tensors[0]
 
 
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is at work: its tensors have no memory, and cannot be written into.
+
+    >>> in_transform(), torch.func.vmap(lambda x: x + in_transform())(torch.zeros(2))
+    (False, tensor([1., 1.]))
+    """
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def in_slices(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     """``f(*rows)``, a slice of rows at a time on the CPU: what ``f`` makes on the way stays small, and in the cache.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from proxsvm.losses.base import Origin
+from proxsvm.losses.base import Origin, in_transform
 from proxsvm.losses.hinge_loops import loops_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
     """Whether loops can walk the memory: contiguous floats ``[n, K]`` and classes ``[n]`` on the CPU, in eager mode."""
     return (
         not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()  # their tensors have no memory
+        and not in_transform()
         and forward_ad._current_level < 0  # nor have the tangents of forward mode a formula here
         and type(scores) in PLAIN
         and type(target) is Tensor
@@ -93,7 +93,7 @@ def _is_last(grad: Tensor) -> bool:
     return not (
         torch.is_grad_enabled()  # the gradient will be differentiated
         or torch._C._autograd._get_current_graph_task_keep_graph()
-        or torch._C._are_functorch_transforms_active()
+        or in_transform()
         or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
 

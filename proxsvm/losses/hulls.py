@@ -35,6 +35,12 @@ class Simplex:
         alpha = project_on_simplex(e_y + (v + self.cost) / h)
         return Atom(alpha - e_y, (alpha * self.cost).sum(1))
 
+    def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
+        """``rows``, ``[k, n, K]``, projected on the directions in which a nearest point s moves within its face."""
+        free = (s.scatter_add(1, self.target[:, None], torch.ones_like(s[:, :1])) > 0).to(s)  # α > 0
+        inside = free * rows
+        return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
+
 
 @dataclass(frozen=True)
 class Box:
@@ -56,6 +62,11 @@ class Box:
         shrunk = residual.sign() * (residual.abs() - self.band).clamp(min=0)
         s = torch.minimum(torch.maximum(shrunk / h, self.low), self.high)
         return Atom(s, -(s * self.center + self.band * s.abs()).reshape(len(s), -1).sum(1))
+
+    def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
+        """``rows``, ``[k, *s.shape]``, where a nearest point s is free to move: between its bounds, off the band."""
+        free = (s > self.low) & (s < self.high)
+        return (free & (s != 0) if self.band else free).to(s) * rows
 
 
 def project_on_simplex(z: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxsvm.extras import load
-from proxsvm.losses.base import Atom, Polytope, Reduction, in_slices
+from proxsvm.losses.base import Atom, Polytope, Reduction, in_slices, in_transform
 from proxsvm.losses.classes import ClassLoss, as_cost, one_hot
 from proxsvm.losses.compiled_hinge import compiled_value
 from proxsvm.losses.hulls import Simplex
@@ -95,7 +95,7 @@ class MultiClassHinge(ClassLoss):
 
     def direction(self, scores: Tensor, target: Tensor) -> Atom:
         """As for every loss; without a cost matrix the two atoms are mixed on one copy of the scores."""
-        if not self.smooth or self.cost is not None:
+        if not self.smooth or self.cost is not None or in_transform():
             return super().direction(scores, target)
         s = torch.empty_like(scores)
         return Atom(s, in_slices(_mix, scores, target, s))

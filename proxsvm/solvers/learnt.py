@@ -120,7 +120,7 @@ class Learnt:
         atom, gradient = look(y)
         enough, tries = SOLVED * float(np.linalg.norm(gradient)), 0
         while np.linalg.norm(gradient) > enough and tries < TRIES:
-            Z = (root * _tangent(self.hull, parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
+            Z = (root * self.hull.tangent(parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
             hessian = np.array((Z @ Z.t()).tolist()) + np.eye(self.size)
             toward = -np.linalg.solve(hessian, gradient)
             slope, t = float(gradient @ toward), 1.0
@@ -146,13 +146,3 @@ class Learnt:
         lam = self.problem.expect(atom.b(parts(self.problem.origin.scores)[0].detach()))
         point = DualPoint(self.delta, lam, torch.full_like(lam, self.mass), steps, gap=certified, atom=atom)
         return replace(point, dual=self.problem.dual(point))
-
-
-def _tangent(hull: Simplex | Box, s: Tensor, rows: Tensor) -> Tensor:
-    """``rows``, ``[k, *s.shape]``, projected on the directions in which the nearest point s moves within its face."""
-    if isinstance(hull, Simplex):
-        free = (s.scatter_add(1, hull.target[:, None], torch.ones_like(s[:, :1])) > 0).to(s)  # α > 0
-        inside = free * rows
-        return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
-    free = (s > hull.low) & (s < hull.high)
-    return (free & (s != 0) if hull.band else free).to(s) * rows
