@@ -131,10 +131,12 @@ def sensitivity_small(name: str, data: str) -> Study:
 
 
 def averaging_small(name: str, data: str) -> Study:
-    """Which average of DFW's weights, and which η with it: the average chooses. Other studies have averages, too."""
+    """Which average of the weights, and which η with it, of DFW and of three others: the average chooses."""
     base = Config(data=data, epochs=20, images=10_000, held=2_000, averages=("0.98", "0.99", "0.995", "1/4", "1/2"))
     base = replace(base, precision="bfloat16")
-    return Study(name, grid(base, {"dfw": (0.1, 0.3, 1.0)}, ""), epochs=20, by="0.995")
+    etas = (0.1, 0.3, 1.0)
+    powers = {"dfw": etas, "adam": (0.001, 0.003, 0.01), "bpgrad": etas, "alig": (0.3, 1.0, 3.0)}
+    return Study(name, grid(base, powers, ""), epochs=20, by="0.995")
 
 
 # What the paper ran.
