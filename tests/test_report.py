@@ -369,7 +369,10 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(repo
     assert all(f'<figure id="{name}">' in text for name in drawn)
     assert all(f"Table {number}:" in text for number in range(1, 22))
     assert not re.search(r'(?:src|href)="(?!#|data:)|<link|<script|@import|url\(', text)
-    assert "Not run yet, and so not on this page: CIFAR-10, with augmentation; CIFAR-100; Bike sharing." in text
+    assert (
+        "Not run yet, and so not on this page: CIFAR-10, with augmentation; CIFAR-100; CIFAR-100, with augmentation; Bike sharing."
+        in text
+    )
 
 
 def test_the_papers_scale_has_its_own_studies_on_the_page():
@@ -437,8 +440,23 @@ def test_a_text_gets_the_kind_of_table_that_it_asks_for(tmp_path):
     assert page.filled(new, found) == new
 
 
-def test_the_docs_show_what_the_results_say():
+def test_studies_stand_side_by_side():
+    both = runs(
+        line(averaged={"0.9": 70.0}, test=61.0, test_averaged={"0.9": 71.0}),
+        line(optimizer="adam", loss="ce", test=65.0),
+    )
+    table = study_tables.beside({"cifar10": both, "cifar100": runs(line("cifar100", test=20.0))})
+    assert table.header == ["", "CIFAR-10", "averaged", "CIFAR-100", "averaged"]
+    assert table.rows == [["DFW", "61.0", "71.0", "20.0", "—"]]  # the other has no Adam
+    text = "<!-- beside cifar10 cifar10 -->\n<!-- end -->"
+    assert "| DFW | 61.0 | 71.0 |" in page.filled(text, {"cifar10": both})
+    with pytest.raises(SystemExit, match="no results of a study named 'mnist'"):
+        page.filled(text.replace("cifar10 -->", "mnist -->"), {"cifar10": both})
+
+
+@pytest.mark.parametrize(("file", "kind"), [("docs/reproduction.md", "study"), ("README.md", "beside")])
+def test_the_docs_show_what_the_results_say(file, kind):
     root = Path(__file__).parents[1]
-    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert "<!-- study " in text
+    text = (root / file).read_text(encoding="utf-8")
+    assert f"<!-- {kind} " in text
     assert page.filled(text, read(root / "experiments" / "results" / "small")) == text

@@ -150,18 +150,25 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 
 
 def filled(text: str, studies: Results) -> str:
-    """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``."""
-    marked = re.compile(rf"(<!-- ({'|'.join(KINDS)}) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``.
+
+    A table of the kind ``beside`` is of several studies.
+    """
+    marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, 'beside'))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
 
 
 KINDS = {"study": study_tables.study, "settings": study_tables.every_setting, "averages": study_tables.averages}
 
 
-def _markdown(name: str, studies: Results, kind: str = "study") -> str:
-    if name not in studies:
-        raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {', '.join(studies)}")
-    table = KINDS[kind](name, studies[name])
+def _markdown(named: str, studies: Results, kind: str = "study") -> str:
+    for name in named.split():
+        if name not in studies:
+            there = ", ".join(studies)
+            raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {there}")
+    if kind == "beside":
+        return study_tables.beside({name: studies[name] for name in named.split()}).markdown()
+    table = KINDS[kind](named, studies[named])
     return f"{table.markdown()}\n\n{table.note}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from statistics import mean
 
@@ -115,6 +116,22 @@ def averages(name: str, runs: Sequence[Run]) -> Table:
         setting = names.setting(c, [other for other in pool if other.method == c.method])
         values = [str(same[form].val) if form in same else "—" for form in forms]
         table.rows.append([names.optimizer(c.method), setting, str(c.val), *values, _anew(c.runs)])
+    return table
+
+
+def beside(studies: Results) -> Table:
+    """The mean test values of several studies, as trained and averaged, of the methods that all of them have."""
+    found = [[{c.method: c for c in choose(runs, averaged)} for averaged in (False, True)] for runs in studies.values()]
+    columns = [column for pair in found for column in pair]
+    table = Table("Side by side", ["", *(head for name in studies for head in (names.study(name), "averaged"))])
+    for method in columns[0]:
+        if all(method in column for column in columns[::2]):
+            cells = [
+                str(replace(column[method].test, deviation=None)) if method in column else "—" for column in columns
+            ]
+            table.rows.append([names.method(method), *cells])
+    for k in range(1, len(table.header)):
+        embolden(table.rows, k)
     return table
 
 
