@@ -207,7 +207,7 @@ def main(args: argparse.Namespace) -> None:
     if args.precision:
         study = replace(study, grid=tuple(replace(run, precision=args.precision) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
-    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on else []
+    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on and file.exists() else []
     out = args.out / args.scale
     out.mkdir(parents=True, exist_ok=True)
     storage = args.storage or f"sqlite:///{out / 'optuna.db'}"

@@ -146,7 +146,7 @@ def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(data, tmp
     monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
     monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder))
     here, there = tmp_path / "here", tmp_path / "there"
-    sweep.main(arguments(data, here, "--seeds", "1"))
+    sweep.main(arguments(data, here, "--seeds", "1", "--go-on"))  # there is nothing yet to go on from
     first = results(here / "results" / "small" / "tiny.jsonl")
     assert len(first) == 4 + 2
     shutil.copytree(here / "results", there / "results")
