@@ -67,6 +67,7 @@ def main() -> None:
         if options.save:
             torch.save(weights, options.save)
     if parallel:
+        dist.barrier()  # rank 0 was busy: nobody leaves while another may still talk to it
         dist.destroy_process_group()
 
 
