@@ -171,7 +171,7 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
             look = {"color": COLORS["dfw"], "alpha": 0.2 + 0.8 * k / len(decays), "label": decay}
             plot_eta(ax, line, lambda c: c.val.mean, **look)
         ax.set(title="DFW, the decay of the average", xscale="log")
-        ax.legend(ncols=2, frameon=True, framealpha=0.9, edgecolor="none")
+        ax.legend(ncols=3, frameon=True, framealpha=0.6, loc="lower center", edgecolor="none")
     axes[-1].set_xlabel("η (learning rate of the others)")
     for ax in axes if runs[0].is_regression else ():
         cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
