@@ -169,6 +169,16 @@ def test_a_batch_of_gradients(smooth):
 
 
 @each_kind
+def test_gradients_whose_memory_does_not_hold_their_number(smooth):
+    u, y = batch()
+    loss = MultiClassHinge(smooth=smooth)
+    (expected,) = torch.autograd.grad(loss(u, y), u)
+    one = torch.ones((), dtype=torch.float64)
+    for grad, factor in [(torch._neg_view(one), -1), (torch._efficientzerotensor((), dtype=torch.float64), 0)]:
+        torch.testing.assert_close(torch.autograd.grad(loss(u, y), u, grad)[0].clone(), factor * expected)
+
+
+@each_kind
 def test_the_value_may_be_changed_in_place(smooth):
     u, y = batch()
     value = MultiClassHinge(smooth=smooth)(u, y)
@@ -210,6 +220,7 @@ def test_what_the_loops_leave_to_others():
         (u, y + 20),
         (u, y - 20),
         ([1.0], y),
+        (torch._neg_view(u.detach()), y),
     ]:
         assert compiled_value(loss, scores, target) is None
 

@@ -68,6 +68,7 @@ def _in_memory(scores: Tensor, target: Tensor) -> bool:
         and scores.numel() > 0
         and scores.is_contiguous()
         and target.is_contiguous()
+        and not scores.is_neg()  # the memory of such a view holds the numbers with the other sign
     )
 
 
@@ -89,12 +90,14 @@ class _Value(torch.autograd.Function):
 
 
 def _is_last(grad: Tensor) -> bool:
-    """Whether a backward pass is the last on its graph, with one ``grad`` that has memory (not a batch of vmap's)."""
+    """Whether a backward pass is the last on its graph, with one ``grad`` whose memory can be read as it is."""
     return not (
         torch.is_grad_enabled()  # the gradient will be differentiated
         or torch._C._autograd._get_current_graph_task_keep_graph()
         or in_transform()
         or torch._C._functorch.is_legacy_batchedtensor(grad)
+        or grad.is_neg()
+        or grad._is_zerotensor()
     )
 
 
