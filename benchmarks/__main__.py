@@ -12,6 +12,7 @@ from benchmarks.common import Options
 
 NAMES = (
     "step",
+    "step_metric",
     "step_growth",
     "memory",
     "hook",
@@ -20,11 +21,19 @@ NAMES = (
     "training_step",
     "against_exact_qp",
     "against_liblinear",
+    "against_logistic",
     "growth",
     "passes",
     "gap_curves",
     "step_cost",
     "usable_eta",
+    "metric",
+    "metric_eps",
+    "loss",
+    "launches",
+    "gpu",
+    "average",
+    "defaults",
 )
 
 
@@ -34,7 +43,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where tables and pictures go")
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with snli_1.0 and conll2000")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with the data sets")
     parser.add_argument("--threads", type=int, default=1, help="of torch; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=None, help="timings of each, interleaved; the median counts")
     args = parser.parse_args()

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from benchmarks.allocations import Allocations
 from benchmarks.common import Options, figure, spread, write
 from benchmarks.criterion import both
-from proxsvm.losses import MultiClassHinge
+from proxsvm.losses import CrossEntropy, MultiClassHinge
 
 LOSSES = {
     "CrossEntropyLoss": nn.CrossEntropyLoss(),
+    "CrossEntropy()": CrossEntropy(),
     "MultiClassHinge()": MultiClassHinge(),
     "MultiClassHinge(smooth=True)": MultiClassHinge(smooth=True),
 }

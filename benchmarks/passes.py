@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from benchmarks.common import Options, begun, figure, write
 from proxsvm import ProxProblem
-from proxsvm.linearization import Linearization
+from proxsvm.linearization.graph import Linearization
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, MultiStepFW
 

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.common import Options, figure, spread, write
 from experiments.models import WideResNet
 from proxsvm import ProxOptimizer
-from proxsvm.extras import load
+from proxsvm._extras import load
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 

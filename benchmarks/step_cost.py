@@ -10,8 +10,8 @@ from torch import nn
 
 from benchmarks.common import Options, figure, spread, write
 from proxsvm import ProxOptimizer
-from proxsvm.cheap_jvp import cheap_jvp
-from proxsvm.linearization import Linearization
+from proxsvm.linearization.cheap_jvp import cheap_jvp
+from proxsvm.linearization.graph import Linearization
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from proxsvm.losses import ChainHinge
-from proxsvm.losses.max_sum import best_labelling
+from proxsvm.losses._max_sum import best_labelling
 
 chain = ChainHinge()
 

@@ -1,19 +1,23 @@
-"""The plain PyTorch loop that every other example of this folder must equal, weight for weight.
+"""The plain PyTorch loop that every other example of this folder must equal, weight for weight and average for average.
 
 python -m examples.plain
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from proxsvm import ProxOptimizer
+from proxsvm import ProxOptimizer, checkpoint, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 
 BATCH, CLASSES = 8, 3
+OPTIONS: dict[str, Any] = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3}
+AVERAGE = 0.9  # over some 10 of the 24 steps; take 0.995 for thousands
 
 
 def dataset(n: int = 64) -> TensorDataset:
@@ -30,19 +34,27 @@ def network() -> nn.Module:
 
 
 def prox(criterion: MultiClassHinge, params: object) -> ProxOptimizer:
-    return ProxOptimizer(criterion, SingleStepFW(), params, lr=2.0, momentum=0.5, weight_decay=1e-3)  # type: ignore[arg-type]
+    return ProxOptimizer(criterion, SingleStepFW(), params, average=AVERAGE, **OPTIONS)  # type: ignore[arg-type]
 
 
 def accuracy(model: nn.Module) -> float:
+    """That of the averages: the model follows its optimizer."""
     x, y = dataset().tensors
+    model.eval()
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
 
-def train(epochs: int = 3, accumulate: int = 1, bf16: bool = False) -> nn.Module:
+def train(
+    epochs: int = 3, accumulate: int = 1, bf16: bool = False, save: str | None = None, resume: str | None = None
+) -> nn.Module:
+    """Train, and ``save`` a checkpoint after every epoch; ``resume`` is one to go on from."""
     model, criterion = network(), MultiClassHinge(smooth=True)
     optimizer = prox(criterion, model.parameters())
-    for _ in range(epochs):
+    follow(model, optimizer)  # model.eval() and what is saved: the averages
+    first = checkpoint.load(resume, model=model, optimizer=optimizer)["epochs"] if resume else 0
+    for epoch in range(first, epochs):
+        model.train()
         for i, (x, y) in enumerate(DataLoader(dataset(), BATCH)):
             if i % accumulate == 0:
                 optimizer.zero_grad()
@@ -51,6 +63,8 @@ def train(epochs: int = 3, accumulate: int = 1, bf16: bool = False) -> nn.Module
             (loss / accumulate).backward()
             if i % accumulate == accumulate - 1:
                 optimizer.step()
+        if save:
+            checkpoint.save(save, model=model, optimizer=optimizer, epochs=epoch + 1)
     return model
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from examples.plain import BATCH, accuracy, dataset, network, prox
+from proxsvm import follow
 from proxsvm.losses import MultiClassHinge
 
 
@@ -51,27 +52,34 @@ class InOrder(Trainer):
         return SequentialSampler(Dicts())
 
 
-def train(epochs: int = 3, accumulate: int = 1, bf16: bool = False) -> nn.Module:
+def trainer(folder: str, epochs: int = 3, accumulate: int = 1, bf16: bool = False, **options: Any) -> Trainer:
+    """A trainer that writes into ``folder``; ``options`` are further TrainingArguments."""
     model = WithLoss()
+    arguments = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=epochs,
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=accumulate,
+        lr_scheduler_type="constant",  # γ needs no schedule
+        max_grad_norm=0.0,  # clip with ProxOptimizer(max_grad_norm=...), which keeps γ right
+        bf16=bf16,
+        use_cpu=True,
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **options,
+    )
+    optimizer = prox(model.criterion, model.network.parameters())
+    follow(model.network, optimizer)  # what is evaluated and saved: the averages, even if nothing is ever evaluated
+    return InOrder(model, arguments, train_dataset=Dicts(), eval_dataset=Dicts(), optimizers=(optimizer, None))
+
+
+def train(epochs: int = 3, accumulate: int = 1, bf16: bool = False) -> nn.Module:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            num_train_epochs=epochs,
-            per_device_train_batch_size=BATCH,
-            gradient_accumulation_steps=accumulate,
-            lr_scheduler_type="constant",  # γ needs no schedule
-            max_grad_norm=0.0,  # clip with ProxOptimizer(max_grad_norm=...), which keeps γ right
-            bf16=bf16,
-            use_cpu=True,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        optimizer = prox(model.criterion, model.network.parameters())
-        InOrder(model, arguments, train_dataset=Dicts(), optimizers=(optimizer, None)).train()
-    return model.network
+        hugging = trainer(folder, epochs, accumulate, bf16, save_strategy="no")
+        hugging.train()
+    return hugging.model.network
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from typing import Any
 
 import lightning
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from examples.plain import BATCH, accuracy, dataset, network
+from examples.plain import AVERAGE, BATCH, OPTIONS, accuracy, dataset, network
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.optimizer.lightning import FollowOptimizer
 from proxsvm.solvers import DualSolver, SingleStepFW
 
 
@@ -28,14 +29,19 @@ class Automatic(lightning.LightningModule):
         self.model, self.criterion = network(), MultiClassHinge(smooth=True)
         self.solver = solver or SingleStepFW()
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         return self.criterion(self.model(x), y)
 
     def configure_optimizers(self) -> ProxOptimizer:
-        return ProxOptimizer(
-            self.criterion, self.solver, self.model.parameters(), lr=2.0, momentum=0.5, weight_decay=1e-3
-        )
+        return ProxOptimizer(self.criterion, self.solver, self.model.parameters(), average=AVERAGE, **OPTIONS)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("accuracy", (self.model(x).argmax(1) == y).float().mean())
 
 
 class Manual(Automatic):
@@ -67,20 +73,28 @@ class ManualSeveralSteps(Automatic):
         self.optimizers().step(closure=lambda: self.criterion(self.model(x), y))
 
 
-def fit(module: lightning.LightningModule, epochs: int = 3, **options: Any) -> nn.Module:
-    """Train ``module`` on the CPU; no files are written."""
+def trainer(epochs: int = 3, **options: Any) -> lightning.Trainer:
+    """A trainer on the CPU, which writes no files unless ``callbacks`` do; the averages are evaluated and saved."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = lightning.Trainer(
+    callbacks = [FollowOptimizer(), *options.pop("callbacks", ())]
+    return lightning.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
         logger=False,
-        enable_checkpointing=False,
+        callbacks=callbacks,
+        enable_checkpointing=len(callbacks) > 1,
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(module, DataLoader(dataset(), BATCH))
-    return module.model
+
+
+def fit(
+    module: lightning.LightningModule, epochs: int = 3, resume: str | None = None, **options: Any
+) -> lightning.LightningModule:
+    loader = DataLoader(dataset(), BATCH)
+    trainer(epochs, **options).fit(module, loader, loader, ckpt_path=resume)
+    return module
 
 
 if __name__ == "__main__":

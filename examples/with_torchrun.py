@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from examples.plain import BATCH, accuracy, dataset, network
-from proxsvm import ProxOptimizer
+from examples.plain import AVERAGE, BATCH, OPTIONS, accuracy, dataset, network
+from proxsvm import ProxOptimizer, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DDP")
     parser.add_argument("--steps", type=int, default=1, help="steps of the dual solver")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--save", help="where rank 0 saves the weights")
+    parser.add_argument("--save", help="where rank 0 saves the averaged weights")
     options = parser.parse_args()
 
     parallel = "RANK" in os.environ
@@ -48,7 +48,8 @@ def main() -> None:
 
     criterion = MultiClassHinge(smooth=True)
     solver = SingleStepFW() if options.steps == 1 else MultiStepFW(options.steps)
-    optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=2.0, momentum=0.5, weight_decay=1e-3)
+    optimizer = ProxOptimizer(criterion, solver, model.parameters(), average=AVERAGE, **OPTIONS)
+    follow(model, optimizer)  # model.eval() and what is saved: the averages
     for _ in range(options.epochs):
         for x, y in DataLoader(dataset(), BATCH):
             x, y = x[rank::world], y[rank::world]  # this rank's share of the batch

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from experiments.config import known
 
 PIXELS = 3 * 32 * 32
+RECORDS = (50_000, 10_000)  # training and test images of the official files
 FILES = {  # folder, training files, test file, bytes before the pixels (the last one is the label)
     "cifar10": ("cifar-10-batches-bin", [f"data_batch_{k}.bin" for k in range(1, 6)], "test_batch.bin", 1),
     "cifar100": ("cifar-100-binary", ["train.bin"], "test.bin", 2),
@@ -31,30 +32,36 @@ class Images:
         return len(self.y)
 
 
-def read(file: Path, header: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file."""
+def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file of n = ``records`` images."""
     if not file.exists():
         raise FileNotFoundError(
             f"{file} is missing. Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it, "
             "and pass the folder that then holds it: --data DIR"
         )
     raw = np.fromfile(file, np.uint8)
-    if len(raw) == 0 or len(raw) % (header + PIXELS):
+    if len(raw) != records * (header + PIXELS):
         raise ValueError(
-            f"{file} has {len(raw)} bytes; expected a multiple of {header + PIXELS}: is it whole, and binary?"
+            f"{file} has {len(raw)} bytes, {len(raw) / (header + PIXELS):g} images; expected {records}: is it whole, "
+            "and binary? A subset has to be declared, by the training and test images of all files: --records 10000 "
+            "10000"
         )
-    records = raw.reshape(-1, header + PIXELS)
-    return records[:, header:].reshape(-1, 3, 32, 32), records[:, header - 1].astype(np.int64)
+    table = raw.reshape(-1, header + PIXELS)
+    return table[:, header:].reshape(-1, 3, 32, 32), table[:, header - 1].astype(np.int64)
 
 
-def load(data: Path, name: str, images: int | None = None, held: int = 5000) -> tuple[Images, Images, Images]:
+def load(
+    data: Path, name: str, images: int | None = None, held: int = 5000, records: tuple[int, ...] = ()
+) -> tuple[Images, Images, Images]:
     """Training, validation and test images, normalised per channel by the training images.
 
     The training images are shuffled in one order for every run; the first ``held`` of them are for validation, the next
-    ``images`` (None: all others) for training: 45,000 / 5,000 / 10,000 on the whole set.
+    ``images`` (None: all others) for training: 45,000 / 5,000 / 10,000 on the whole set. ``records`` are the training
+    and test images of the files, where these are not the official ones.
     """
     folder, train_files, test_file, header = FILES[known("data set", name, FILES)]
-    pieces = [read(data / folder / file, header) for file in train_files]
+    in_train, in_test = records or RECORDS
+    pieces = [read(data / folder / file, header, in_train // len(train_files)) for file in train_files]
     pixels, labels = (np.concatenate(column) for column in zip(*pieces, strict=True))
     wanted = held + (images or 1)
     if wanted > len(labels):
@@ -67,7 +74,7 @@ def load(data: Path, name: str, images: int | None = None, held: int = 5000) -> 
         x = (pixels / np.float32(255) - mean[:, None, None]) / np.maximum(std, 1e-6)[:, None, None]
         return Images(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels))
 
-    test = read(data / folder / test_file, header)
+    test = read(data / folder / test_file, header, in_test)
     return normalised(pixels[at_train], labels[at_train]), normalised(pixels[at_val], labels[at_val]), normalised(*test)
 
 

@@ -24,24 +24,34 @@ class Config:
     """A run. Two runs of the same config on the same machine give the same curve, bit for bit."""
 
     data: str = option("data", "the folder of the data sets, see: python -m experiments download --help")
-    dataset: str = option("cifar10", "cifar10, cifar100, snli, california or bike")
+    dataset: str = option("cifar10", "cifar10, cifar100, snli, lm, california or bike")
     model: str = option("wrn-10-1", "a network of the data set's family")
     optimizer: str = option("dfw", "dfw, multistep, sgd, adam, ...")
-    loss: str = option("", "smooth-hinge, hinge, ce or l1; empty: what the paper uses with this optimizer")
-    lr: float = option(0.1, "η, the step-size of the others")
+    loss: str = option("", "smooth-hinge, hinge, cross-entropy or l1; empty: what the paper uses with this optimizer")
+    lr: float | str = option(0.1, "η, the step-size of the others; 'auto' for proxsvm's own choice")
+    metric: str = option("", "of proxsvm: euclidean or diagonal; empty: its default")
+    average: str = option("", "decay of proxsvm's own average, which is then evaluated; empty: none")
     momentum: float = option(0.9, "Nesterov momentum of dfw, sgd, bpgrad; the average of the others that have one")
     weight_decay: float = option(1e-4, "the l2 regularisation")
-    schedule: str = option("", "sgd's: wrn-paper, wrn-jobs, densenet or snli; empty: none")
+    schedule: str = option("", "wrn-paper, wrn-jobs, densenet, snli or cosine (with a warm-up); empty: none")
     epochs: int = option(20, "passes over the training samples")
     batch: int = option(128, "samples of a step")
     images: int = option(0, "training samples; 0: all")
     held: int = option(5000, "samples held out of the training set for validation (snli brings its own)")
+    records: tuple[int, ...] = option((), "training and test images in CIFAR's files, where these are a subset")
     augment: bool = option(False, "flip and crop the images")
     averages: tuple[str, ...] = option((), "averages of the weights, measured beside them: a decay, 0.995, or 1/4")
     seed: int = option(0, "draws the initial weights and the order; not the split")
     test: bool = option(False, "read the test set, once, at the end")
     device: str = option("cpu", "any torch device")
     precision: str = option("float32", "of the network's passes: float32, or bfloat16 by autocast")
+    compile: str = option("", "a backend of torch.compile for the training passes, such as inductor; empty: none")
+
+    @property
+    def method(self) -> tuple[str, ...]:
+        """What a row of a table compares; the rest of a config is its setting."""
+        auto = "auto" if self.lr == "auto" else ""
+        return self.optimizer, self.loss, self.schedule, self.metric, self.average, auto
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if isinstance(default, bool):
             parser.add_argument(name, action="store_true", help=text)
         elif isinstance(default, tuple):
-            parser.add_argument(name, nargs="*", default=default, help=text)
+            kind = int if entry.name == "records" else str
+            parser.add_argument(name, nargs="*", type=kind, default=default, help=text)
         else:
-            parser.add_argument(name, type=type(default), default=default, help=text)
+            kind = _rate if entry.name == "lr" else type(default)
+            parser.add_argument(name, type=kind, default=default, help=text)
+
+
+def _rate(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
 def from_arguments(args: argparse.Namespace) -> Config:
@@ -64,5 +80,9 @@ def from_arguments(args: argparse.Namespace) -> Config:
 
 def from_dict(entries: dict[str, Any]) -> Config:
     """The config of ``asdict`` or of JSON, which turns tuples into lists (older results have decays as numbers)."""
-    averages = tuple(map(str, entries.get("averages", ())))
-    return Config(**entries | {"averages": averages})
+    if entries.get("loss") == "cross-entropy":
+        entries = entries | {"loss": "ce"}  # as the results call it
+    averages, records = tuple(map(str, entries.get("averages", ()))), tuple(entries.get("records", ()))
+    if len(records) not in (0, 2):
+        raise ValueError(f"records is {records}; expected two numbers, the training and the test images of the files")
+    return Config(**entries | {"averages": averages, "records": records})

@@ -22,7 +22,8 @@ from torch.optim import lr_scheduler
 from tqdm import tqdm
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import MultiClassHinge
+from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 
@@ -142,13 +143,17 @@ def draw(results: list[Run], path: Path) -> None:
 
 
 def verify_live_steps(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """The next step of training as each solver would take it, against the exact QP of that very step (η = 1)."""
+    """The next step of training as each solver would take it, against the exact solution of that very step."""
     live = copy.deepcopy(model).train()
     criterion = MultiClassHinge(smooth=True)
     optimizer = ProxOptimizer(criterion, SingleStepFW(), live.parameters(), lr=1.0, weight_decay=1e-4)
     problem = optimizer.problem(criterion(live(x), y))
     for solver in (SingleStepFW(), MultiStepFW(max_steps=5), CorrectiveFW(max_steps=20), BlockFW(tol=1e-5), ExactQP()):
         print(verify(problem, solver, tol=1e-4), end="\n\n")
+    print("The same for the cross-entropy, in the diagonal metric of Adam:\n")
+    entropy = CrossEntropy()
+    adaptive = ProxOptimizer(entropy, SingleStepFW(), live.parameters(), lr=0.01, metric=Diagonal())
+    print(verify(adaptive.problem(entropy(live(x), y)), CorrectiveFW(max_steps=60, tol=1e-5), tol=1e-4), end="\n\n")
 
 
 def main() -> None:

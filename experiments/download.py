@@ -25,14 +25,16 @@ from tqdm import tqdm
 
 BLOCK = 1 << 20
 PATIENCE = 60  # seconds without a byte
+SLACK = 1.1  # an archive may be larger than expected by this factor
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An official archive, its checksum ("md5:…" or "sha256:…"), and the files that are taken out of it."""
+    """An official archive, its checksum ("md5:…" or "sha256:…") and size, and the files that are taken out of it."""
 
     url: str
     checksum: str
+    size: int
     files: tuple[str, ...]
 
 
@@ -41,11 +43,13 @@ ARCHIVES = {
     "cifar10": Archive(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        170_052_171,
         tuple(f"cifar-10-batches-bin/{name}.bin" for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]),
     ),
     "cifar100": Archive(
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "md5:03b5dce01913d631647c71ecec9e9cb8",
+        168_513_733,
         ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
     ),
     # Stanford publishes no checksums, as far as we found. SNLI's is the one in InferSent (dataset/get_data.bash) and
@@ -53,16 +57,19 @@ ARCHIVES = {
     "snli": Archive(
         "https://nlp.stanford.edu/projects/snli/snli_1.0.zip",
         "md5:981c3df556bbaea3f17f752456d0088c",
+        94_550_081,
         tuple(f"snli_1.0/snli_1.0_{split}.jsonl" for split in ("train", "dev", "test")),
     ),
     "glove": Archive(
         "https://nlp.stanford.edu/data/glove.6B.zip",
         "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
+        862_182_613,
         ("glove.6B.100d.txt",),
     ),
     "glove-840b": Archive(
         "https://nlp.stanford.edu/data/glove.840B.300d.zip",
         "sha256:c06db255e65095393609f19a4cfca20bf3a71e20cc53e892aafa490347e3849f",
+        2_176_768_927,
         ("glove.840B.300d.txt",),
     ),
 }
@@ -85,14 +92,15 @@ def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
             if (found := digest(packed, archive.checksum)) != archive.checksum:
                 raise ValueError(f"{packed} has {found}; expected {archive.checksum}: remove it and run again")
         else:
-            fetch(archive.url if mirror is None else f"{mirror.rstrip('/')}/{base}", packed, archive.checksum)
+            url = archive.url if mirror is None else f"{mirror.rstrip('/')}/{base}"
+            fetch(url, packed, archive.checksum, int(SLACK * archive.size))
         unpack(packed, archive.files, data)
         packed.unlink()
     return files
 
 
-def fetch(url: str, file: Path, checksum: str) -> None:
-    """Write what ``url`` holds to ``file``, whole and right, or not at all.
+def fetch(url: str, file: Path, checksum: str, limit: int) -> None:
+    """Write what ``url`` holds, at most ``limit`` bytes, to ``file``: whole and right, or not at all.
 
     It grows in ``file.part``. Where one was left, the server is asked for the rest of it; a server that sends all of
     it again is read from the beginning.
@@ -106,7 +114,12 @@ def fetch(url: str, file: Path, checksum: str) -> None:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
             start, total = _extent(url, answer, have)
-            _append(answer, part, start, total)
+            _append(answer, part, start, total, limit)
+    except TooLarge as error:
+        part.unlink(missing_ok=True)
+        raise ValueError(
+            f"{url} sends {error}; expected at most {limit}: it is another file. Nothing was kept"
+        ) from None
     except urllib.error.HTTPError as error:
         error.close()
         if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # that one: there is nothing left to get
@@ -180,14 +193,22 @@ def _extent(url: str, answer: http.client.HTTPResponse, have: int) -> tuple[int,
     return 0, int(size) if size.isdigit() else None
 
 
-def _append(answer: http.client.HTTPResponse, part: Path, start: int, total: int | None) -> None:
+class TooLarge(Exception):
+    """More bytes than the limit allows."""
+
+
+def _append(answer: http.client.HTTPResponse, part: Path, start: int, total: int | None, limit: int) -> None:
     """The answer's bytes, into ``part`` from ``start`` on."""
+    if total is not None and total > limit:
+        raise TooLarge(f"{total} bytes")
     name = part.name.removesuffix(".part")
     with (
         part.open("ab" if start else "wb") as out,
         tqdm(desc=name, initial=start, total=total, unit="B", unit_scale=True, disable=None) as bar,
     ):
         while block := answer.read(BLOCK):
+            if out.tell() + len(block) > limit:
+                raise TooLarge(f"more than {limit} bytes")
             out.write(block)
             bar.update(len(block))
 

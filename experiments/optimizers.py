@@ -1,7 +1,8 @@
-"""Every optimizer of the experiments by name, with its published settings, and the losses and schedules beside them.
+"""Every optimizer of the experiments by name, with its published settings, and the losses beside them.
 
 ALI-G: Berrada, Zisserman and Kumar, ICML 2020. MoMo: Schaipp et al., ICML 2024. Prodigy: Mishchenko and Defazio, ICML
-2024. Schedule-free: Defazio et al., NeurIPS 2024. All four come from their packages (the extra ``peers``).
+2024. Schedule-free: Defazio et al., NeurIPS 2024. All four come from packages (the extra ``peers``). DoG, whose package
+is not kept up, and BPGrad are our own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 
 from experiments.bpgrad import BPGrad
 from experiments.config import Config, known
-from proxsvm import ProxOptimizer
-from proxsvm.cheap_jvp import cheap_jvp
-from proxsvm.extras import load
+from experiments.dog import DoG
+from experiments.schedules import WARM_UP
+from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
+from proxsvm._extras import load
+from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
@@ -38,9 +41,17 @@ def loss_of(config: Config) -> str:
         return known("loss", config.loss, LOSSES)
     if config.dataset in ("california", "bike"):
         return "l1"
-    if config.optimizer in ("dfw", "multistep"):
+    if OPTIMIZERS[config.optimizer].proximal:
         return "hinge" if config.dataset == "snli" else "smooth-hinge"
     return "ce"
+
+
+def criterion_of(config: Config) -> nn.Module:
+    """The loss; the cross-entropy is torch's, but for a proximal optimizer, whose loss has to know its atoms."""
+    name = loss_of(config)
+    if name == "ce" and OPTIMIZERS[config.optimizer].proximal:
+        return losses.CrossEntropy()
+    return LOSSES[name]()
 
 
 # How an optimizer takes a step; ``evaluate`` runs the network and returns the loss.
@@ -75,68 +86,119 @@ def by_closure(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
 # How it is made.
 
 
+Build = Callable[[Config, nn.Module, Params, int], Optimizer]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer's maker, ``(config, loss, params)``, the way it takes a step, what is done to the network first."""
+    """An optimizer's maker, ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
 
-    build: Callable[[Config, nn.Module, Params], Optimizer]
+    ``prepare`` is what is done to the network first; ``proximal`` says that it is one of ours.
+    """
+
+    build: Build
     update: Callable[[Optimizer, Evaluate], Tensor] = after_backward
     prepare: Callable[[nn.Module], nn.Module] = lambda network: network
+    proximal: bool = False
 
 
-def prox(solver: Callable[[], Any]) -> Callable[[Config, nn.Module, Params], Optimizer]:
-    def build(c: Config, loss: nn.Module, params: Params) -> Optimizer:
-        if isinstance(loss, nn.CrossEntropyLoss):
-            raise ValueError(f"{c.optimizer} needs a piecewise linear loss (smooth-hinge, hinge or l1), got ce")
-        return ProxOptimizer(loss, solver(), params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
+METRICS: dict[str, Callable[[], Any]] = {
+    "euclidean": lambda: metrics.Euclidean(),
+    "diagonal": lambda: metrics.Diagonal(),
+}
 
-    return build
+
+class FullStep(SingleStepFW):
+    """γ ≡ 1: what the line search adds is the difference between this and :class:`SingleStepFW`."""
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        return problem.first()
+
+
+def prox(solver: Callable[[], Any], **recipe: Any) -> Recipe:
+    def build(c: Config, loss: nn.Module, params: Params, _: int) -> Optimizer:
+        options: dict[str, Any] = {}
+        if c.metric:
+            options["metric"] = METRICS[known("metric", c.metric, METRICS)]()
+        if c.average:
+            options["average"] = float(c.average)
+        return ProxOptimizer(
+            loss, solver(), params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, **options
+        )
+
+    return Recipe(build, proximal=True, **recipe)
 
 
 def adaptive(kind: type[Optimizer], **options: Any) -> Recipe:
-    return Recipe(lambda c, _, params: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))  # type: ignore[call-arg]
+    return Recipe(lambda c, _, params, __: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))  # type: ignore[call-arg]
 
 
-def sgd(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def sgd(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     return torch.optim.SGD(params, c.lr, c.momentum, weight_decay=c.weight_decay, nesterov=c.momentum > 0)
 
 
-def bpgrad(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def bpgrad(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     return BPGrad(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
 
 
-def alig(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def alig(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     """lr is the cap of its step. It has no weight decay (its authors constrain the norm instead): none is applied."""
     return load("pytorch_optimizer", extra="peers").AliG(params, max_lr=c.lr, momentum=c.momentum)
 
 
-def momo(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def momo(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     return _resumable(load("momo", extra="peers").Momo)(params, lr=c.lr, weight_decay=c.weight_decay, beta=c.momentum)
 
 
-def prodigy(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def momo_adam(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
+    return _resumable(load("momo", extra="peers").MomoAdam)(params, lr=c.lr, weight_decay=c.weight_decay)
+
+
+def prodigy(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     """lr = 1 is its authors' setting for every task."""
     return load("prodigyopt", extra="peers").Prodigy(params, lr=c.lr, weight_decay=c.weight_decay)
 
 
-def schedule_free(c: Config, _: nn.Module, params: Params) -> Optimizer:
+def schedule_free(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     kind = load("schedulefree", extra="peers").SGDScheduleFree
     return kind(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
 
 
+def schedule_free_adamw(c: Config, _: nn.Module, params: Params, steps: int) -> Optimizer:
+    """With a warm-up, as its authors recommend: as long as that of AdamW's cosine."""
+    kind = load("schedulefree", extra="peers").AdamWScheduleFree
+    return kind(params, lr=c.lr, weight_decay=c.weight_decay, warmup_steps=round(WARM_UP * steps))
+
+
 OPTIMIZERS: dict[str, Recipe] = {
-    "dfw": Recipe(prox(SingleStepFW)),
-    "multistep": Recipe(prox(lambda: MultiStepFW(max_steps=3)), by_closure, cheap_jvp),
+    "dfw": prox(SingleStepFW),
+    "dfw-full": prox(FullStep),
+    "multistep": prox(lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
     "sgd": Recipe(sgd),
     "adagrad": adaptive(torch.optim.Adagrad),
     "adam": adaptive(torch.optim.Adam),
+    "adamw": adaptive(torch.optim.AdamW),
     "amsgrad": adaptive(torch.optim.Adam, amsgrad=True),
     "bpgrad": Recipe(bpgrad, told_the_loss),
     "alig": Recipe(alig, told_a_number),
     "momo": Recipe(momo, told_the_loss),
+    "momo-adam": Recipe(momo_adam, told_the_loss),
     "prodigy": Recipe(prodigy),
+    "dog": adaptive(DoG),
     "schedulefree": Recipe(schedule_free),
+    "schedulefree-adamw": Recipe(schedule_free_adamw),
 }
+
+
+def recipe_of(config: Config) -> Recipe:
+    """The optimizer's recipe, if its options fit."""
+    recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
+    for name, given in {"metric": config.metric, "average": config.average, "lr": config.lr == "auto"}.items():
+        if given and not recipe.proximal:
+            raise ValueError(
+                f"{name} is {getattr(config, name)!r}, which {config.optimizer} does not have: only proxsvm's do"
+            )
+    return recipe
 
 
 def _resumable(kind: type[Optimizer]) -> type[Optimizer]:
@@ -152,36 +214,3 @@ def _resumable(kind: type[Optimizer]) -> type[Optimizer]:
             super().load_state_dict(state)
 
     return Resumable
-
-
-# Schedules, as fractions of the epochs: they are the hand-designed part that DFW does without.
-
-FALLS: dict[str, tuple[float, list[float]]] = {
-    "wrn-paper": (0.2, [0.3, 0.6, 0.9]),  # 60, 120 and 180 of 200 epochs: the paper's text
-    "wrn-jobs": (0.2, [0.3, 0.6, 0.8]),  # 60, 120 and 160: the authors' published jobs, and the WRN's authors
-    "densenet": (0.1, [0.5, 0.75]),  # 150 and 225 of 300
-}
-
-
-class Schedule:
-    """A schedule by name; ``snli``: a fifth whenever the validation accuracy has not improved."""
-
-    def __init__(self, config: Config, optimizer: Optimizer) -> None:
-        known("schedule", config.schedule, [*FALLS, "snli"])
-        self.plateau = config.schedule == "snli"
-        if self.plateau:
-            options: dict[str, Any] = {"mode": "max", "factor": 0.2, "patience": 0, "threshold": 0.0}
-            self.scheduler: Any = lr_scheduler.ReduceLROnPlateau(optimizer, **options)
-        else:
-            factor, parts = FALLS[config.schedule]
-            falls = [int(part * config.epochs) for part in parts]
-            self.scheduler = lr_scheduler.MultiStepLR(optimizer, falls, gamma=factor)
-
-    def step(self, accuracy: float) -> None:
-        self.scheduler.step(accuracy) if self.plateau else self.scheduler.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.scheduler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scheduler.load_state_dict(state)

@@ -55,6 +55,12 @@ def tokenise(sentence: str) -> list[str]:
 
 
 def read_pairs(file: Path) -> tuple[Sentences, Sentences, list[int]]:
+    """The words of both sentences of each pair, and its label."""
+    first, second, labels = read_sentences(file)
+    return list(map(tokenise, first)), list(map(tokenise, second)), labels
+
+
+def read_sentences(file: Path) -> tuple[list[str], list[str], list[int]]:
     """Both sentences of each pair, and its label; pairs without a gold label ("-") are left out."""
     first, second, labels = [], [], []
     for number, line in enumerate(_lines(file, SNLI), 1):
@@ -70,8 +76,8 @@ def read_pairs(file: Path) -> tuple[Sentences, Sentences, list[int]]:
             continue
         if label not in LABELS:
             raise ValueError(f"{file}, line {number}: gold_label is {label!r}; expected {', '.join(LABELS)} or -")
-        first.append(tokenise(one))
-        second.append(tokenise(two))
+        first.append(one)
+        second.append(two)
         labels.append(LABELS.index(label))
     if not labels:
         raise ValueError(f"{file} has no pair with a gold label: is it whole? {SNLI}")
@@ -177,9 +183,12 @@ class WordPairModel(SentencePairBiLSTM):
         zero = self.vectors.new_zeros(1, len(words), self.lstm.hidden_size)
         sides = []
         for ids, weights in zip((words, turned), self.lstm.all_weights, strict=True):
-            states = torch.lstm(
-                self.vectors[ids], (zero, zero), list(weights), True, 1, 0.0, self.training, False, True
-            )
+            # oneDNN has no bfloat16 LSTM for CPUs without AVX-512: those compute it in float32
+            half = torch.is_autocast_enabled("cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+            with torch.autocast("cpu", enabled=half):
+                states = torch.lstm(
+                    self.vectors[ids], (zero, zero), list(weights), True, 1, 0.0, self.training, False, True
+                )
             sides.append(states[0])
         return torch.cat(sides, 2).masked_fill((at >= lengths[:, None])[:, :, None], -torch.inf).max(1).values
 

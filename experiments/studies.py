@@ -22,43 +22,63 @@ Line = dict[str, Any]
 class Study:
     """``grid``: the runs of the cross-validation. The best of each method then runs ``epochs`` long with every seed.
 
-    A method is an optimizer with its loss and schedule. ``by`` is the decay of the average whose value is compared;
-    empty: the weights' own.
+    ``by`` names the values that choose: the weights' own (""), and those of averages, by their decay. Where they do not
+    agree, the choice of each is run.
     """
 
     name: str
     grid: tuple[Config, ...]
     epochs: int
     seeds: tuple[int, ...] = (1, 2)
-    by: str = ""
+    by: tuple[str, ...] = ("",)
 
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
-        better, worst = (min, math.inf) if self.grid[0].dataset in TABLES else (max, -math.inf)
+        best = dict.fromkeys(run for value in self.by for run in self._best(curves, value))
+        runs = product(self.seeds, best)  # a whole table of the first seed comes first
+        return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for seed, run in runs)
+
+    def _best(self, curves: dict[Config, list[Line]], by: str) -> Iterable[Config]:
+        better, worst = (min, math.inf) if self.grid[0].dataset in LOWER else (max, -math.inf)
         value: dict[Config, float] = {}
         for run, curve in curves.items():
-            seen = [line["val_averaged"][self.by] if self.by else line["val"] for line in curve]
+            seen = [line["val_averaged"][by] if by else line["val"] for line in curve]
             value[run] = better(seen) if all(map(math.isfinite, seen)) else worst  # what diverged is not chosen
         best: dict[tuple[str, ...], Config] = {}
         for run in self.grid:
-            method = (run.optimizer, run.loss, run.schedule)
-            best[method] = better((best.get(method, run), run), key=value.__getitem__)
-        runs = product(self.seeds, best.values())  # a whole table of the first seed comes first
-        return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for seed, run in runs)
+            best[run.method] = better((best.get(run.method, run), run), key=value.__getitem__)
+        return best.values()
 
 
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:
-    """Every optimizer at every η of its own, and at every point of ``axes``; SGD alone has a schedule."""
+    """Every optimizer at every η of its own, and at every point of ``axes``.
+
+    SGD has the ``schedule``; another one that has one brings it along: "adamw/cosine".
+    """
     runs = []
-    for name, etas in powers.items():
+    for key, etas in powers.items():
+        name, _, own = key.partition("/")
         for lr, *point in product(etas, *axes.values()):
             entries = dict(zip(axes, point, strict=True))
-            run = replace(base, optimizer=name, lr=lr, schedule=schedule if name == "sgd" else "", **entries)
+            run = replace(base, optimizer=name, lr=lr, schedule=schedule if name == "sgd" else own, **entries)
             runs.append(replace(run, loss=loss_of(run)))
     return tuple(runs)
 
 
+def variants(base: Config, losses: Iterable[str]) -> tuple[Config, ...]:
+    """proxsvm with each loss in each metric; in the diagonal one η is of Adam's size, with momentum and without."""
+    runs: tuple[Config, ...] = ()
+    for loss in losses:
+        runs += grid(replace(base, loss=loss), {"dfw": POWERS["dfw"]}, "")
+        diagonal = replace(base, loss=loss, metric="diagonal")
+        runs += grid(diagonal, {"dfw": (1e-4, 1e-3, 1e-2, 1e-1)}, "", momentum=(0.0, 0.9))
+    return runs
+
+
 TABLES = ("california", "bike")
+LOWER = (*TABLES, "lm")  # their value is an error, or nats
+AVERAGE = ("0.995",)
+ADAMW = {"adamw": (1e-4, 1e-3, 1e-2), "adamw/cosine": (1e-4, 1e-3, 1e-2)}
 PAPER_POWERS = {  # the grids of the appendix
     "dfw": (0.01, 0.1, 1.0, 10.0),
     "sgd": (0.1,),
@@ -89,20 +109,21 @@ def cifar_small(name: str, data: str) -> Study:
     """WRN-10-1 on 10,000 images of CIFAR-10, or 9,000 of CIFAR-100; η is chosen by runs of 4 or 5 epochs."""
     dataset = name.removesuffix("-augmented")
     images, held = (10_000, 2_000) if dataset == "cifar10" else (9_000, 1_000)
-    base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=("0.995",))
+    base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=AVERAGE)
     if name != "cifar10":  # half the time of float32
         base = replace(base, epochs=4, precision="bfloat16", augment=name.endswith("-augmented"))
-    runs = grid(base, POWERS, "wrn-jobs")
+    runs = grid(base, POWERS | ADAMW, "wrn-jobs")
     if dataset == "cifar100":  # what smoothing does
         runs += grid(replace(base, loss="hinge"), {"dfw": POWERS["dfw"]}, "")
-    return Study(name, runs, epochs=20)
+    runs += variants(base, ("smooth-hinge", "ce"))
+    return Study(name, tuple(dict.fromkeys(runs)), epochs=20, by=("", *AVERAGE))
 
 
 def snli_small(name: str, data: str) -> Study:
     """A BiLSTM of 128 units on 21,605 sentence pairs. Runs of one epoch would choose too small an η."""
     base = Config(data=data, dataset="snli", model="bilstm-128", batch=64, epochs=5, momentum=0.0, weight_decay=0.0)
-    base = replace(base, precision="bfloat16")
-    powers = {
+    base = replace(base, precision="bfloat16", averages=AVERAGE)
+    powers = ADAMW | {
         "dfw": (0.01, 0.1, 1.0, 10.0),
         "sgd": (0.01, 0.1, 1.0),
         "adagrad": (0.001, 0.01, 0.1),
@@ -111,15 +132,79 @@ def snli_small(name: str, data: str) -> Study:
         "bpgrad": (0.01, 0.1, 1.0),
     }
     again = {optimizer: powers[optimizer] for optimizer in BOTH_LOSSES}
-    return Study(name, grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli"), epochs=5)
+    runs = (
+        grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli") + variants(base, ("hinge", "ce"))
+    )
+    return Study(name, tuple(dict.fromkeys(runs)), epochs=5, by=("", *AVERAGE))
 
 
 def regression_small(name: str, data: str) -> Study:
     """An MLP on a table with the ℓ1 loss; SGD without a schedule and with one."""
-    base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=("0.995",))
+    base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=AVERAGE)
     etas = (0.001, 0.01, 0.1, 1.0)
-    powers = {"dfw": etas, "sgd": etas, "adam": (1e-4, 1e-3, 1e-2, 1e-1)}
-    return Study(name, grid(base, powers, "") + grid(base, {"sgd": etas}, "wrn-jobs"), epochs=50, seeds=(1, 2, 3))
+    powers = ADAMW | {"dfw": etas, "sgd": etas, "adam": (1e-4, 1e-3, 1e-2, 1e-1)}
+    runs = grid(base, powers, "") + grid(base, {"sgd": etas}, "wrn-jobs") + variants(base, ("l1",))
+    return Study(name, tuple(dict.fromkeys(runs)), epochs=50, seeds=(1, 2, 3), by=("", *AVERAGE))
+
+
+def lm_small(name: str, data: str) -> Study:
+    """A GPT of two layers on SNLI's sentences: two epochs of 64 windows of 64 characters, about 1,000 steps."""
+    base = Config(data=data, dataset="lm", model="gpt-2-128", epochs=2, batch=64, held=2000, averages=AVERAGE)
+    powers = {
+        "sgd": (0.03, 0.1, 0.3, 1.0),
+        "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
+        "adamw/cosine": (1e-3, 3e-3, 1e-2, 3e-2),
+        "schedulefree-adamw": (1e-3, 3e-3, 1e-2, 3e-2),
+        "momo-adam": (1e-3, 1e-2, 1e-1),
+        "prodigy": (1.0,),
+        "dog": (1.0,),
+    }
+    runs = grid(base, powers, "") + variants(base, ("smooth-hinge", "ce"))
+    return Study(name, tuple(dict.fromkeys(runs)), epochs=2, seeds=(1, 2, 3), by=("", *AVERAGE))
+
+
+FIXED: tuple[dict[str, Any], ...] = (  # one setting for all tasks: ours, and what each peer's authors recommend
+    {"optimizer": "dfw", "metric": "diagonal", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "average": "0.995"},
+    {"optimizer": "dfw", "metric": "diagonal", "lr": "auto", "momentum": 0.0, "weight_decay": 0.0, "average": "0.995"},
+    {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-2},  # torch's defaults
+    {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-2, "schedule": "cosine"},
+    {"optimizer": "schedulefree-adamw", "lr": 2.5e-3, "weight_decay": 0.0},
+    {"optimizer": "prodigy", "lr": 1.0, "weight_decay": 0.0},
+    {"optimizer": "dog", "lr": 1.0, "weight_decay": 0.0},
+    {"optimizer": "momo-adam", "lr": 1e-2, "weight_decay": 0.0},
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4},
+)
+
+
+def fixed_small(name: str, data: str) -> Study:
+    """``fixed-cifar10``, …: one setting for all tasks, untouched; every run is to the end, and nothing is chosen."""
+    base, epochs = _base(name, data)
+    base = replace(base, epochs=epochs, test=True)
+    loss = "l1" if base.dataset in TABLES else "ce"
+    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in FIXED]
+    return Study(name, tuple(runs), epochs, seeds=())
+
+
+def ablation_small(name: str, data: str) -> Study:
+    """``ablation-cifar10``, …: γ exact and γ ≡ 1, one and three inner steps, hinge and cross-entropy, averages or not.
+
+    At the paper's setting (Euclidean, momentum 0.9) and in the diagonal metric without momentum. Validation only.
+    """
+    base, _ = _base(name, data)
+    hinge = "hinge" if base.dataset == "snli" else "smooth-hinge"
+    runs: tuple[Config, ...] = ()
+    for loss in ("l1",) if base.dataset in TABLES else (hinge, "ce"):
+        for metric, momentum, etas in (("", 0.9, (0.1, 1.0, 10.0)), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
+            setting = replace(base, loss=loss, metric=metric, momentum=momentum)
+            runs += grid(setting, dict.fromkeys(("dfw", "dfw-full", "multistep"), etas), "")
+    return Study(name, runs, base.epochs, seeds=())
+
+
+def _base(name: str, data: str) -> tuple[Config, int]:
+    """The task of a study named after it, and the length of its final runs."""
+    task = name.partition("-")[2]
+    study = SMALL[task](task, data)
+    return replace(study.grid[0], loss="", schedule="", averages=AVERAGE), study.epochs
 
 
 def sensitivity_small(name: str, data: str) -> Study:
@@ -136,7 +221,7 @@ def averaging_small(name: str, data: str) -> Study:
     base = replace(base, precision="bfloat16")
     etas = (0.1, 0.3, 1.0)
     powers = {"dfw": etas, "adam": (0.001, 0.003, 0.01), "bpgrad": etas, "alig": (0.3, 1.0, 3.0)}
-    return Study(name, grid(base, powers, ""), epochs=20, by="0.995")
+    return Study(name, grid(base, powers, ""), epochs=20, by=AVERAGE)
 
 
 # What the paper ran.
@@ -179,6 +264,13 @@ def snli_paper(name: str, data: str) -> Study:
     return Study(name, grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli"), epochs=20)
 
 
+def lm_paper(name: str, data: str) -> Study:
+    """nanoGPT's network for characters on one GPU: the grid of the small study, ten times its steps."""
+    small = lm_small(name, data)
+    bigger = {"model": "gpt-6-384", "epochs": 5, "held": 0, "device": "cuda"}
+    return replace(small, grid=tuple(replace(run, **bigger) for run in small.grid), epochs=5)
+
+
 Maker = Callable[[str, str], Study]
 SMALL: dict[str, Maker] = {
     **dict.fromkeys(("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented"), cifar_small),
@@ -186,13 +278,17 @@ SMALL: dict[str, Maker] = {
     **dict.fromkeys(TABLES, regression_small),
     "sensitivity": sensitivity_small,
     "averaging": averaging_small,
+    "lm": lm_small,
 }
+EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli", "lm", *TABLES)
+SMALL |= {f"fixed-{task}": fixed_small for task in EVIDENCE} | {f"ablation-{task}": ablation_small for task in EVIDENCE}
 PAPER: dict[str, Maker] = {
     **{
         f"{dataset}-{network}{augmented}": cifar_paper
         for dataset, network, augmented in product(("cifar10", "cifar100"), ("wrn", "densenet"), ("", "-augmented"))
     },
     "snli": snli_paper,
+    "lm": lm_paper,
 }
 SCALES = {"small": SMALL, "paper": PAPER}
 

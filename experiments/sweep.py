@@ -3,9 +3,10 @@
 python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 python -m experiments sweep cifar10 --scale small --data DIR --storage postgresql://...   # on each of several machines
 
-Kill it whenever you like: the same command goes on where it was. Finished runs are not run again, and the run of a
-worker that died is taken up, from its last checkpoint, by another one. With --go-on, runs that the results file holds
-are not run again either: so a study grows by seeds on another machine, long after the folder of its runs is gone.
+Kill it whenever you like, or give it --hours: the same command goes on where it was. Finished runs are not run again,
+and the run of a worker that died is taken up, from its last checkpoint, by another one. With --go-on, runs that the
+results file holds are not run again either: so a study grows by seeds on another machine, long after the folder of its
+runs is gone. With --dry-run it only says what it would do, and what that costs.
 """
 
 from __future__ import annotations
@@ -18,31 +19,44 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from experiments import train
+from filelock import FileLock  # torch needs it, too
+
+from experiments import plan, train
 from experiments.config import Config, from_dict
+from experiments.folder import write
 from experiments.studies import SCALES, Study, study_of
-from proxsvm.extras import load
+from proxsvm._extras import load
 
 Result = dict[str, Any]
 
 
-def work(
-    study: Study, storage: str, out: Path, heartbeat: int = 60, grace: int = 300, before: Sequence[Result] = ()
-) -> list[Result]:
+@dataclass(frozen=True)
+class Clock:
+    """``heartbeat``, and after how many seconds without one a worker is dead; when to stop by ``time.monotonic()``."""
+
+    heartbeat: int = 60
+    grace: int = 300
+    until: float = math.inf
+
+
+CLOCK = Clock()
+
+
+def work(study: Study, storage: str, out: Path, clock: Clock = CLOCK, before: Sequence[Result] = ()) -> list[Result]:
     """Work through the grid, then through what validation chose; returns the results of all runs.
 
     Each run is one trial of Optuna's queue, which hands it to one worker. (Its grid sampler, without the queue, lets
-    two workers draw the last points of a grid twice.) A worker whose heartbeat stops for ``grace`` seconds is dead, and
-    its trial goes back into the queue. Runs whose results are in ``before`` are not run again.
+    two workers draw the last points of a grid twice.) A worker whose heartbeat stops is dead, and its trial goes back
+    into the queue. Runs whose results are in ``before`` are not run again. Raises TimeUp when the time is over.
     """
-    first = _finish(f"{study.name}: grid", study.grid, storage, out, heartbeat, grace, before)
+    first = _finish(f"{study.name}: grid", study.grid, storage, out, clock, before)
     curves = {run: result["curve"] for run, result in zip(study.grid, first, strict=True)}
-    second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, heartbeat, grace, before)
+    second = _finish(f"{study.name}: chosen", study.chosen(curves), storage, out, clock, before)
     return [{"study": study.name, **result} for result in (*first, *second)]
 
 
@@ -61,63 +75,77 @@ def _finish(
     runs: Sequence[Config],
     storage: str,
     out: Path,
-    heartbeat: int,
-    grace: int,
+    clock: Clock,
     before: Sequence[Result],
 ) -> list[Result]:
     """Take runs from the queue until all are done, by this worker or by others."""
     optuna = load("optuna", extra="experiments")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    runs = list(runs)
+    runs, lock = list(runs), FileLock(out / "queue.lock")
+    with lock:  # two workers that make the tables or fill the queue at the same time would stumble over each other
+        connection = _connect(optuna, storage, clock)
+        # on several machines, whoever made the queue gets some time to fill it; on one, the lock says that he is dead
+        queue = _queue(optuna, name, runs, connection, before, 0 if storage.startswith("sqlite") else clock.grace)
+    state = optuna.trial.TrialState
+    idle = 0
+    while True:
+        if time.monotonic() > clock.until:
+            raise train.TimeUp(name)
+        if queue.get_trials(deepcopy=False, states=(state.WAITING,)):
+            queue.optimize(lambda trial: _run(optuna, queue, trial, runs, out, clock.until), n_trials=1)
+            continue
+        done = {trial.params["run"]: trial for trial in queue.get_trials(deepcopy=False, states=(state.COMPLETE,))}
+        if len(done) == len(runs):
+            return [done[k].user_attrs["result"] for k in range(len(runs))]
+        busy = queue.get_trials(deepcopy=False, states=(state.RUNNING,))
+        for trial in busy:
+            if "seen" not in trial.user_attrs:  # a worker killed before its first heartbeat would never pass for dead
+                connection.record_heartbeat(trial._trial_id)
+                connection.set_trial_user_attr(trial._trial_id, "seen", True)
+        idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
+        if idle > 3:  # and for good, if whoever was to put it back died as well
+            with lock:
+                _fill(optuna, queue, runs)
+        time.sleep(min(5, clock.heartbeat))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(queue)
+
+
+def _run(optuna: Any, queue: Any, trial: Any, runs: Sequence[Config], out: Path, until: float) -> float:
+    """One run of the queue; Optuna's objective."""
+    if "run" not in trial.user_attrs:
+        raise optuna.TrialPruned("the queue was empty: another worker took the last run")
+    k = trial.suggest_categorical("run", list(range(len(runs))))
+    folder = out / _name(runs[k])
+    try:
+        with FileLock(f"{folder}.lock"):  # another one may be at it, that only seemed to be dead
+            lines = train.run(runs[k], folder, until=until)
+    except BaseException:  # Ctrl-C as well: Optuna calls the trial failed, but the run shall go on another time
+        _enqueue(queue, k, runs[k])
+        raise
+    about = json.loads((folder / "config.json").read_text())
+    last = lines[-1]
+    curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
+    result = {**about, "curve": curve, "test": last.get("test"), "test_averaged": last.get("test_averaged")}
+    trial.set_user_attr("result", result)
+    return _value(lines)
+
+
+def _connect(optuna: Any, storage: str, clock: Clock) -> Any:
+    sqlite = storage.startswith("sqlite")
     options: dict[str, Any] = {
-        "engine_kwargs": {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {},
-        "heartbeat_interval": heartbeat,
-        "grace_period": grace,
+        "engine_kwargs": {"connect_args": {"timeout": 60}} if sqlite else {},
+        "heartbeat_interval": clock.heartbeat,
+        "grace_period": clock.grace,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
         again = optuna.storages.RetryHeartbeatStaleTrialCallback()
         connection = optuna.storages.RDBStorage(storage, heartbeat_stale_trial_callback=again, **options)
-    if storage.startswith("sqlite"):
+    if sqlite:
         _one_at_a_time(connection.engine)
-    queue = _queue(optuna, name, runs, connection, before)
-    choices = list(range(len(runs)))
-
-    def objective(trial: Any) -> float:
-        if "config" not in trial.user_attrs:
-            raise optuna.TrialPruned("the queue was empty: another worker took the last run")
-        k = trial.suggest_categorical("run", choices)
-        config, folder = runs[k], out / _name(runs[k])
-        try:
-            lines = train.run(config, folder)
-        except BaseException:  # Ctrl-C as well: Optuna calls the trial failed, but the run shall go on another time
-            queue.enqueue_trial({"run": k}, user_attrs={"config": asdict(config)})
-            raise
-        about = json.loads((folder / "config.json").read_text())
-        last = lines[-1]
-        curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
-        result = {**about, "curve": curve, "test": last.get("test"), "test_averaged": last.get("test_averaged")}
-        trial.set_user_attr("result", result)
-        return _value(lines)
-
-    state = optuna.trial.TrialState
-    idle = 0
-    while True:
-        if queue.get_trials(deepcopy=False, states=(state.WAITING,)):
-            queue.optimize(objective, n_trials=1)
-            continue
-        done = {trial.params["run"]: trial for trial in queue.get_trials(deepcopy=False, states=(state.COMPLETE,))}
-        if len(done) == len(runs):
-            return [done[k].user_attrs["result"] for k in choices]
-        busy = queue.get_trials(deepcopy=False, states=(state.RUNNING,))
-        idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
-        if idle > 20:
-            missing = [_name(config) for k, config in enumerate(runs) if k not in done]
-            raise RuntimeError(f"{name}: no worker is running, and these runs are neither done nor waiting: {missing}")
-        time.sleep(min(5, heartbeat))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            optuna.storages.fail_stale_trials(queue)
+    return connection
 
 
 def _one_at_a_time(engine: Any) -> None:
@@ -133,38 +161,47 @@ def _one_at_a_time(engine: Any) -> None:
     engine.dispose()  # connections from before do not know of it
 
 
-def _queue(optuna: Any, name: str, runs: Sequence[Config], storage: Any, before: Sequence[Result]) -> Any:
-    """The Optuna study of these runs; whoever makes it fills its queue, the others wait for that."""
+def _queue(
+    optuna: Any, name: str, runs: Sequence[Config], storage: Any, before: Sequence[Result], patience: int
+) -> Any:
+    """The Optuna study of these runs; whoever makes it fills its queue, or the next one if that one died."""
     plan = sha256(json.dumps([asdict(config) for config in runs], sort_keys=True).encode()).hexdigest()[:12]
     name = f"{name} {plan}"  # another plan is another study: no result of it is mistaken for one of this
     try:
         queue = optuna.create_study(study_name=name, storage=storage)
-        done = {_asked(from_dict(result["config"])): result for result in before}
-        for k, config in enumerate(runs):
-            about = {"config": asdict(config)}
-            if result := done.get(_asked(config)):
-                choice = optuna.distributions.CategoricalDistribution(list(range(len(runs))))
-                taken = {"params": {"run": k}, "distributions": {"run": choice}, "value": _value(result["curve"])}
-                queue.add_trial(optuna.create_trial(user_attrs=about | {"result": result}, **taken))
-            else:
-                queue.enqueue_trial({"run": k}, user_attrs=about)
-        queue.set_user_attr("filled", True)
-        return queue
     except optuna.exceptions.DuplicatedStudyError:
         queue = optuna.load_study(study_name=name, storage=storage)
-        for _ in range(60):
+        for _ in range(patience):  # another machine may be filling it
             if queue.user_attrs.get("filled"):
                 return queue
             time.sleep(1)
-        raise RuntimeError(
-            f"the sweep {name!r} was made by a process that died before it was filled. Remove it: "
-            f"optuna delete-study --study-name {name!r} --storage URL"
-        ) from None
+    _fill(optuna, queue, runs, before)
+    queue.set_user_attr("filled", True)
+    return queue
+
+
+def _fill(optuna: Any, queue: Any, runs: Sequence[Config], before: Sequence[Result] = ()) -> None:
+    """Put the runs into the queue that are not in it; those with a result from ``before`` as done."""
+    state = optuna.trial.TrialState
+    present = queue.get_trials(deepcopy=False, states=(state.WAITING, state.RUNNING, state.COMPLETE))
+    there = {trial.user_attrs.get("run") for trial in present}
+    done = {_asked(from_dict(result["config"])): result for result in before}
+    for k in sorted(set(range(len(runs))) - there):
+        if result := done.get(_asked(runs[k])):
+            choice = optuna.distributions.CategoricalDistribution(list(range(len(runs))))
+            taken = {"params": {"run": k}, "distributions": {"run": choice}, "value": _value(result["curve"])}
+            queue.add_trial(optuna.create_trial(user_attrs={"run": k, "result": result}, **taken))
+        else:
+            _enqueue(queue, k, runs[k])
+
+
+def _enqueue(queue: Any, k: int, config: Config) -> None:
+    queue.enqueue_trial({"run": k}, user_attrs={"run": k, "config": asdict(config)})
 
 
 def _asked(config: Config) -> Config:
     """What a run asks, without where and how it is computed."""
-    return replace(config, data="", device="", precision="")
+    return replace(config, data="", records=(), device="", precision="", compile="")
 
 
 def _value(curve: Sequence[train.Line]) -> float:
@@ -176,7 +213,8 @@ def _value(curve: Sequence[train.Line]) -> float:
 def _name(config: Config) -> str:
     """A folder's name for a run: what a person looks for, and a digest of all of it."""
     digest = sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:8]
-    return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{config.lr:g}-{config.seed}-{digest}"
+    lr = config.lr if isinstance(config.lr, str) else f"{config.lr:g}"
+    return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{lr}-{config.seed}-{digest}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +227,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
     parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs; default: the study's")
     parser.add_argument("--precision", help="of the runs: float32 or bfloat16; default: the study's")
+    parser.add_argument("--compile", help="of the runs: a backend of torch.compile, such as inductor")
+    parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command goes on")
+    parser.add_argument("--dry-run", action="store_true", help="run nothing: list the runs, their hours and the disk")
+    parser.add_argument("--tflops", type=float, help="of the device, sustained: for the hours of --dry-run")
+    parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, where these are a subset")
     parser.add_argument(
         "--so-far", action="store_true", help="run nothing: write the results of the runs that are done"
     )
@@ -204,11 +247,15 @@ def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
     if args.seeds is not None:
         study = replace(study, seeds=tuple(args.seeds))
-    if args.precision:
-        study = replace(study, grid=tuple(replace(run, precision=args.precision) for run in study.grid))
+    changed = {"precision": args.precision, "compile": args.compile, "records": tuple(args.records or ())}
+    changed = {name: value for name, value in changed.items() if value}
+    study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
-    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on and file.exists() else []
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     out = args.out / args.scale
+    if args.dry_run:
+        print(plan.listing(study, out, known, args.tflops))
+        return
     out.mkdir(parents=True, exist_ok=True)
     storage = args.storage or f"sqlite:///{out / 'optuna.db'}"
     if args.so_far:
@@ -216,11 +263,17 @@ def main(args: argparse.Namespace) -> None:
     else:
         words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1"]
         others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
-        results = work(study, storage, out, before=before)
+        clock = Clock(until=time.monotonic() + 3600 * args.hours)
+        try:
+            results = work(study, storage, out, clock, known if args.go_on else ())
+        except train.TimeUp as error:
+            print(f"{args.hours:g} hours are over ({error}): the same command goes on from here")
+            so_far = [*(known if args.go_on else ()), *finished(study, storage)]
+            results = list({_asked(from_dict(result["config"])): result for result in so_far}.values())
         for other in others:
             other.wait()
     file.parent.mkdir(parents=True, exist_ok=True)
     for result in results:
         result["config"].pop("data", None)  # where the files lay is of this machine
-    train.write(file, "".join(json.dumps(result) + "\n" for result in results))
+    write(file, "".join(json.dumps(result) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")

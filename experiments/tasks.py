@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from experiments import cifar, snli, tabular
+from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
 from experiments.models import DenseNet, WideResNet
 
@@ -22,8 +23,8 @@ class Task:
     """Three splits and what to do with them.
 
     ``take(split, index, generator)`` gives the inputs of the network and the targets; it augments where it is told a
-    generator. ``batches(size, generator)`` cuts an epoch. ``score(output, target)`` is a number a sample; ``measure``
-    names its mean.
+    generator. ``batches(size, generator)`` cuts an epoch. ``score(output, target)`` is one number per sample;
+    ``measure`` names its mean. ``flat``: the loss sees all but the last dimension of the output as samples.
     """
 
     train: Any
@@ -34,6 +35,15 @@ class Task:
     score: Callable[[Tensor, Tensor], Tensor]
     measure: str = "accuracy"
     batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
+    flat: bool = False
+
+    @property
+    def better(self) -> Callable[[float, float], float]:
+        """The better of two values of the measure: errors and nats are to be small."""
+        return max if self.measure == "accuracy" else min
+
+    def loss(self, criterion: nn.Module, output: Tensor, y: Tensor) -> Tensor:
+        return criterion(output.flatten(0, -2), y.flatten()) if self.flat else criterion(output, y)
 
     def epoch(self, size: int, generator: torch.Generator) -> Sequence[Tensor]:
         """The batches of an epoch, as indices of the training samples."""
@@ -58,7 +68,7 @@ IMAGE_MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 def images(config: Config) -> Task:
     build = IMAGE_MODELS[known("model", config.model, IMAGE_MODELS)]
-    train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.held)
+    train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.held, config.records)
 
     def take(split: cifar.Images, index: Tensor, generator: torch.Generator | None) -> Batch:
         x = split.x[index]
@@ -107,12 +117,29 @@ def rows(config: Config) -> Task:
     )
 
 
+LANGUAGE_MODELS = {  # layers, heads, width, context
+    "gpt-2-64": (2, 2, 64, 64),
+    "gpt-2-128": (2, 4, 128, 64),
+    "gpt-4-128": (4, 4, 128, 128),
+    "gpt-6-384": (6, 6, 384, 256),
+}
+
+
+def characters(config: Config) -> Task:
+    """The next character of SNLI's sentences; a sample is a window, and ``held`` windows of dev are for validation."""
+    layers, heads, width, context = LANGUAGE_MODELS[known("model", config.model, LANGUAGE_MODELS)]
+    train, val, test = lm.load(Path(config.data), context, config.images or None, config.held or None)
+    network = partial(lm.GPT, layers, heads, width, context)
+    return Task(train, val, test, network, lm.take, lm.nats, measure="nats", flat=True)
+
+
 TASKS: dict[str, Callable[[Config], Task]] = {
     "cifar10": images,
     "cifar100": images,
     "snli": sentence_pairs,
     "california": rows,
     "bike": rows,
+    "lm": characters,
 }
 
 

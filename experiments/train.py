@@ -7,15 +7,13 @@ torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the s
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,110 +21,123 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
+import proxsvm
 from experiments import config as configs
 from experiments.averaging import average, fresh_statistics
 from experiments.config import Config, known
-from experiments.optimizers import LOSSES, OPTIMIZERS, Schedule, loss_of
+from experiments.folder import Line, claim, keep, read_log, resume, same_run, write_log
+from experiments.optimizers import OPTIMIZERS, criterion_of, recipe_of
+from experiments.schedules import Schedule
 from experiments.tasks import Task, task_of
-from proxsvm import __version__, checkpoint
-from proxsvm.extras import load as load_extra
+from proxsvm import ProxOptimizer
+from proxsvm._extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
 PRECISIONS = ("float32", "bfloat16")
-GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-COMMIT = subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None  # of what is in memory
-Line = dict[str, Any]
 
 
-def run(config: Config, out: Path, tensorboard: bool = False) -> list[Line]:
-    """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the lines of its log."""
-    recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
-    known("precision", config.precision, PRECISIONS)
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    log = out / "log.jsonl"
-    lines = read_log(log)
-    if len(lines) >= config.epochs and _same_run(config, out):
-        return lines
-    task = task_of(config)
-    torch.manual_seed(config.seed)
-    model = recipe.prepare(task.network()).to(config.device)
-    criterion = LOSSES[loss_of(config)]()
-    optimizer = recipe.build(config, criterion, model.parameters())
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    if config.schedule:
-        parts["schedule"] = Schedule(config, optimizer)
-    averages = {form: average(model, form) for form in config.averages}
-    parts |= {f"average {form}": mean for form, mean in averages.items()}
-    best = parts["best"] = Best(min if task.measure == "mae" else max)
+class TimeUp(Exception):
+    """The time given is over; the run goes on from its checkpoint another time."""
 
-    if rank == 0:
-        _claim(config, out)
-    done = _resume(out, parts)
-    lines = lines[:done]
-    network = DistributedDataParallel(model) if world > 1 else model
-    board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and rank == 0 else None
+
+@dataclass
+class Training:
+    """What a run trains, and with what."""
+
+    config: Config
+    task: Task
+    model: nn.Module
+    criterion: nn.Module
+    optimizer: torch.optim.Optimizer
+    averages: dict[str, AveragedModel]
+    best: Best
+    schedule: Schedule | None
+    rank: int = 0
+    world: int = 1
+
+    @classmethod
+    def of(cls, config: Config) -> Training:
+        recipe = recipe_of(config)
+        known("precision", config.precision, PRECISIONS)
+        criterion, task = criterion_of(config), task_of(config)
+        torch.manual_seed(config.seed)
+        model = recipe.prepare(task.network()).to(config.device)
+        steps = config.epochs * len(task.epoch(config.batch, torch.Generator()))
+        optimizer = recipe.build(config, criterion, model.parameters(), steps)
+        if config.average:
+            proxsvm.follow(model, optimizer)
+        schedule = Schedule(config, optimizer) if config.schedule else None
+        averages = {form: average(model, form) for form in config.averages}
+        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        return cls(config, task, model, criterion, optimizer, averages, Best(task.better), schedule, *ranks)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        parts = {"model": self.model, "optimizer": self.optimizer, "best": self.best}
+        if self.schedule is not None:
+            parts["schedule"] = self.schedule
+        return parts | {f"average {form}": mean for form, mean in self.averages.items()}
+
+
+def run(config: Config, out: Path, tensorboard: bool = False, until: float = math.inf) -> list[Line]:
+    """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the lines of its log.
+
+    Raises TimeUp after the first epoch that ends later than ``until``, a time of ``time.monotonic()``.
+    """
+    logged = read_log(out)
+    if len(logged) >= config.epochs and same_run(config, out):
+        return logged
+    training = Training.of(config)
+    if training.rank == 0:
+        claim(config, out)
+    done, lines = resume(out, training.parts, logged)
+    if training.rank == 0 and lines != logged:  # stopped between the checkpoint and the log, or a checkpoint is damaged
+        write_log(out, lines)
+    network = DistributedDataParallel(training.model) if training.world > 1 else training.model
+    if config.compile:
+        network = torch.compile(network, backend=config.compile)
+    board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and training.rank == 0 else None
     writer = board.SummaryWriter(str(out), purge_step=done + 1) if board else None
     for epoch in range(done, config.epochs):
         began, last = time.perf_counter(), epoch + 1 == config.epochs
-        line = {"epoch": epoch + 1} | _epoch(
-            config, task, network, criterion, optimizer, averages, epoch, (rank, world)
-        )
-        with judged(config, task, model, optimizer):
-            line["val"] = best.look("", model, evaluate(config, task, model, task.val))
-        if averages:
-            means = averages.items()
-            line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
-        if averages and last:  # is averaging batch norm's buffers as good as estimating them anew?
-            line["val_averaged_fresh"] = {}
-            for k, mean in averages.items():
-                with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
-                    line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
-        if config.schedule:
-            parts["schedule"].step(line["val"])
-        if config.test and last:  # the test set is read once, with the weights that validation preferred
-            tests = {k: evaluate(config, task, best.load(k, copy.deepcopy(model)), task.test) for k in ("", *averages)}
-            line["test"], line["test_averaged"] = tests.pop(""), tests
+        line = {"epoch": epoch + 1} | _epoch(training, network, epoch) | _judge(training, last)
         line["seconds"] = time.perf_counter() - began
         lines.append(line)
-        if rank == 0:
+        if training.rank == 0:
             print(json.dumps(line), flush=True)
-            _keep(out, parts, epoch + 1)
-            write(log, "".join(json.dumps(line) + "\n" for line in lines))
+            training.model.train()  # the weights that are trained, where an optimizer evaluates others
+            keep(out, training.parts, epoch + 1, lines)
         if writer:
             for name, value in line.items():
                 if isinstance(value, float):
                     writer.add_scalar(name, value, epoch + 1)
             writer.flush()
-        if world > 1:
+        if training.world > 1:
             dist.barrier()
+        if time.monotonic() > until and not last:
+            raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
     if writer:
         writer.close()
     return lines
 
 
-def _epoch(
-    config: Config,
-    task: Task,
-    network: nn.Module,
-    criterion: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    averages: dict[str, Any],
-    epoch: int,
-    place: tuple[int, int],
-) -> Line:
+def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     """A pass over the training samples; what it saw on the way."""
-    rank, world = place
-    update = OPTIMIZERS[config.optimizer].update
+    config, task, rank, world = training.config, training.task, training.rank, training.world
+    optimizer, update = training.optimizer, OPTIMIZERS[config.optimizer].update
     generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not know its past
     batches = task.epoch(config.batch, generator)
     batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
-    totals, steps = torch.zeros(2, device=config.device), []
+    totals, steps, gammas = torch.zeros(2, device=config.device), [], []
     network.train()
     if hasattr(optimizer, "train"):
         optimizer.train()
-    for batch in tqdm(batches, desc=f"epoch {epoch + 1}/{config.epochs}", disable=rank > 0, leave=False):
+    bar = tqdm(batches, desc=f"epoch {epoch + 1}/{config.epochs}", disable=rank > 0, leave=False)
+    for k, batch in enumerate(bar):
         inputs, y = task.take(task.train, batch, generator)
         inputs, y = tuple(x[rank::world].to(config.device) for x in inputs), y[rank::world].to(config.device)
         score = torch.zeros((), device=config.device)
@@ -136,16 +147,53 @@ def _epoch(
                 output = network(*inputs)  # noqa: B023
             output = output.float()
             score.copy_(task.score(output.detach(), y).mean())  # noqa: B023
-            return criterion(output, y)  # noqa: B023
+            return task.loss(training.criterion, output, y)  # noqa: B023
 
+        if training.schedule is not None:
+            training.schedule.before_step((epoch + (k + 0.5) / len(batches)) / config.epochs)
         value = update(optimizer, loss)
         totals += torch.stack([value, score]) * len(batch)
         steps.append(_step_size(optimizer))
-        for mean in averages.values():
-            mean.update_parameters(network.module if isinstance(network, DistributedDataParallel) else network)
+        if (last := getattr(optimizer, "last", None)) is not None:
+            gammas.append(last.gamma)
+        for mean in training.averages.values():
+            mean.update_parameters(training.model)
     value, score = (totals / sum(map(len, batches))).tolist()
-    sizes = torch.stack([torch.as_tensor(size, dtype=torch.float32).cpu() for size in steps])
-    return {"train_loss": value, f"train_{task.measure}": score, "step_size": float(sizes.mean())}
+    seen = {"train_loss": value, f"train_{task.measure}": score, "step_size": _mean(steps)}
+    return seen | ({"gamma": _mean(gammas)} if gammas else {})
+
+
+def _judge(training: Training, last: bool) -> Line:
+    """Validation of the weights and of their averages; after the last epoch the test set, if it is to be read."""
+    config, task, best = training.config, training.task, training.best
+    line: Line = {}
+    with judged(training):
+        line["val"] = best.look("", training.model, evaluate(config, task, training.model, task.val))
+    means = training.averages.items()
+    if means:
+        line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
+    if means and last:  # is averaging batch norm's buffers as good as estimating them anew?
+        line["val_averaged_fresh"] = {}
+        for k, mean in means:
+            with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
+                line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
+    if training.schedule is not None:
+        training.schedule.after_epoch(line["val"])
+    if config.test and last:  # the test set is read once, with the weights that validation preferred
+        tests = {k: evaluate(config, task, _chosen(training, k), task.test) for k in ("", *training.averages)}
+        line["test"], line["test_averaged"] = tests.pop(""), tests
+    return line
+
+
+def _chosen(training: Training, name: str) -> nn.Module:
+    """A network with the best weights; with the present ones where no epoch gave a number."""
+    network = training.task.network().to(training.config.device)
+    network.load_state_dict(training.model.state_dict())
+    return training.best.load(name, network)
+
+
+def _mean(values: Sequence[Tensor | float]) -> float:
+    return float(torch.stack([torch.as_tensor(value, dtype=torch.float32).cpu() for value in values]).mean())
 
 
 def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
@@ -177,13 +225,17 @@ def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
 
 
 @contextmanager
-def judged(config: Config, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen."""
-    if not hasattr(optimizer, "eval"):
+def judged(training: Training) -> Iterator[None]:
+    """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen.
+
+    (The averages of our own optimizer follow ``model.eval()``, batch norm included.)
+    """
+    optimizer = training.optimizer
+    if isinstance(optimizer, ProxOptimizer) or not hasattr(optimizer, "eval"):
         yield
         return
     optimizer.eval()
-    with passes(config), fresh_statistics(model, _some_inputs(config, task)):
+    with passes(training.config), fresh_statistics(training.model, _some_inputs(training.config, training.task)):
         yield
     optimizer.train()
 
@@ -219,62 +271,6 @@ class Best:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.values, self.weights = state["values"], state["weights"]
-
-
-# The run's folder: config.json, log.jsonl, last.pt and the checkpoint before it.
-
-
-def read_log(log: Path) -> list[Line]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def _keep(out: Path, parts: dict[str, Any], epoch: int) -> None:
-    last = out / "last.pt"
-    if last.exists():
-        os.replace(last, out / "previous.pt")
-    checkpoint.save(last, **parts, epoch=epoch)
-
-
-def _resume(out: Path, parts: dict[str, Any]) -> int:
-    """Load the newest whole checkpoint; the number of epochs that it has seen."""
-    for file in (out / "last.pt", out / "previous.pt"):
-        if file.exists():
-            try:
-                return checkpoint.load(file, **parts)["epoch"]
-            except ValueError as error:
-                print(f"{error}\nGoing on from the checkpoint before it, or from the start", flush=True)
-    return 0
-
-
-def _same_run(config: Config, out: Path) -> bool:
-    """Whether ``out`` holds this very run; refuse a folder that holds another one."""
-    file, mine = out / "config.json", json.loads(json.dumps(asdict(config)))
-    if not file.exists():
-        return False
-    theirs = json.loads(file.read_text())["config"]
-    odd = {k: (theirs.get(k), v) for k, v in mine.items() if theirs.get(k) != v}
-    if odd:
-        raise ValueError(f"{out} holds another run (there, here): {odd}. Choose another --out")
-    return True
-
-
-def _claim(config: Config, out: Path) -> None:
-    """Write the config, and what it ran on, beside the results."""
-    if not _same_run(config, out):
-        out.mkdir(parents=True, exist_ok=True)
-        write(out / "config.json", json.dumps({"config": asdict(config), "provenance": provenance(config)}, indent=1))
-
-
-def provenance(config: Config) -> dict[str, Any]:
-    versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": COMMIT}
-    return versions | {"device": config.device, "threads": torch.get_num_threads()}
-
-
-def write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    beside = file.with_name(f".{file.name}.part")
-    beside.write_text(text)
-    os.replace(beside, file)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,31 +1,33 @@
 """The proximal problem of one step, and its dual. The formulas of the toolkit live here and nowhere else.
 
-In the displacement d = w − w_t, with u the scores, J their Jacobian, r = ∂ρ(w_t) and sample weights p_i (1/n):
+In the displacement d = w − w_t, with u the scores, J their Jacobian, H = M/η the metric, r = decay · M w_t and sample
+weights p_i (1/n):
 
-    P(d)          = ‖d‖²/(2η) + ⟨r, d⟩ + Σ_i p_i ℓ(u_i + J_i d; y_i)
-    D(delta, lam) = lam − (η/2) ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
-    d             = −η (r + delta)
+    P(d)          = ½⟨d, H d⟩ + ⟨r, d⟩ + Σ_i p_i ℓ(u_i + J_i d; y_i)
+    D(delta, lam) = lam − ½ ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
+    d             = −H⁻¹ (r + delta)
 
-Parameter groups may differ in η, so every inner product is weighted: ⟨a, b⟩_η = Σ_g η_g ⟨a, b⟩_g.
+with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics.geometry.Geometry`,
+the only part that knows η.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsvm.features import linear
-from proxsvm.groups import Group, Number, Params, flatten
-from proxsvm.linearization import Linearization
-from proxsvm.losses.base import Atom, Origin, PiecewiseLinearLoss, Scores, like, parts
+from proxsvm._numbers import Number, best_gamma, minus, plus, raised, times, to_tensor, zero_like
+from proxsvm.linearization.base import LinearMap
+from proxsvm.linearization.features import linear
+from proxsvm.linearization.graph import Linearization
+from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
+from proxsvm.metrics.base import Metric
+from proxsvm.metrics.geometry import Geometry
+from proxsvm.metrics.groups import Group, Params, flatten
 from proxsvm.point import DualPoint, Scaled
-from proxsvm.update import Sweep, Sweeps
-
-__all__ = ["DualPoint", "ProxProblem"]
 
 
 class ProxProblem:
@@ -44,17 +46,27 @@ class ProxProblem:
 
     def __init__(
         self,
-        params: list[Tensor],
-        groups: list[Group],
+        geometry: Geometry,
         origin: Origin | None = None,
-        linearization: Linearization | None = None,
+        linearization: LinearMap | None = None,
         first: DualPoint | None = None,
-        sweeper: Sweeps | None = None,
+        floor: Number | None = None,
     ) -> None:
-        self.params, self.groups = params, groups
-        self.sweeper = Sweeps() if sweeper is None else sweeper
-        self._origin, self._linearization, self._first = origin, linearization, first
-        self._swept: tuple[Sequence[Tensor], list[tuple[Group, list[int], Sweep]]] | None = None
+        if origin is not None:
+            origin.check()
+        self.geometry = geometry
+        self._origin, self._linearization, self._first, self._floor = origin, linearization, first, floor
+        self._at_start: Atom | None = None  # an atom that was made at the scores u, and knows its value there
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters w_t, in the order of every delta."""
+        return self.geometry.params
+
+    @property
+    def groups(self) -> list[Group]:
+        """Which parameters share η, weight decay and a metric."""
+        return self.geometry.groups
 
     @property
     def origin(self) -> Origin:
@@ -64,7 +76,7 @@ class ProxProblem:
         return self._origin
 
     @property
-    def linearization(self) -> Linearization:
+    def linearization(self) -> LinearMap:
         """The map J and its transpose."""
         if self._linearization is None:
             raise RuntimeError(_GRAPH_IS_GONE)
@@ -75,13 +87,14 @@ class ProxProblem:
     @classmethod
     def from_scores(
         cls,
-        loss: PiecewiseLinearLoss,
+        loss: ConvexLoss,
         scores: Any,
         target: Any,
         params: Params,
         *,
         lr: Number | None = None,
         weight_decay: float = 0.0,
+        metric: Metric | None = None,
         sample_weight: Tensor | None = None,
     ) -> ProxProblem:
         """The problem of a mini-batch, by hand.
@@ -90,51 +103,53 @@ class ProxProblem:
             loss: the loss ℓ.
             scores: what the network returned, with its graph, computed from ``params``.
             target: the y of the loss.
-            params: parameters, or group dicts with ``params`` and their own ``lr`` and ``weight_decay``.
+            params: parameters, or group dicts with ``params`` and their own ``lr``, ``weight_decay`` and ``metric``.
             lr: η, for every group without its own.
-            weight_decay: r = weight_decay · w.
+            weight_decay: r = weight_decay · M w.
+            metric: M, the Euclidean one if None.
             sample_weight: ``[n]``, as in the loss.
         """
         scores, target = loss.prepare(scores, target)
         if loss.reduction == "none":
             raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
-        n = len(parts(scores)[0])
-        p = loss.coefficients(parts(scores)[0].detach().new_empty(n), sample_weight)
-        return cls.from_origin(Origin(loss, scores, target, p), params, lr=lr, weight_decay=weight_decay)
+        p = loss.coefficients(scores, target, sample_weight)
+        return cls.from_origin(Origin(loss, scores, target, p), params, lr=lr, weight_decay=weight_decay, metric=metric)
 
     @classmethod
     def from_origin(
-        cls, origin: Origin, params: Params, *, lr: Number | None = None, weight_decay: float = 0.0
-    ) -> ProxProblem:
-        """The problem of a loss value, from the ``origin`` that the value carries."""
-        flat, groups = flatten(params, lr, weight_decay)
-        return cls(flat, groups, origin, Linearization(origin.scores, flat))
-
-    @classmethod
-    def from_gradients(
         cls,
-        grads: Sequence[Tensor],
-        value: Tensor,
+        origin: Origin,
         params: Params,
         *,
         lr: Number | None = None,
         weight_decay: float = 0.0,
-        sweeper: Sweeps | None = None,
+        metric: Metric | None = None,
     ) -> ProxProblem:
-        """What is left of the problem after ``backward()``: its first vertex, delta_s = grads and lam_s = value."""
-        flat, groups = flatten(params, lr, weight_decay)
-        one = torch.ones_like(value)
-        return cls(flat, groups, first=DualPoint(grads, value, one, 1), sweeper=sweeper)
+        """The problem of a loss value, from the ``origin`` that the value carries."""
+        return cls.of(origin, Geometry(*flatten(params, lr, weight_decay, metric)))
+
+    @classmethod
+    def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
+        """The same in a geometry that is made already."""
+        return cls(geometry, origin, Linearization(origin.scores, geometry.params)).observe()
+
+    def observe(self) -> ProxProblem:
+        """Show the first direction to metrics that learn from it: once, before anything is asked of the problem."""
+        if self.geometry.observes:
+            self._first = self.first()
+            self.geometry.observe(self._first.delta)
+        return self
 
     @classmethod
     def from_features(
         cls,
-        loss: PiecewiseLinearLoss,
+        loss: ConvexLoss,
         features: Any,
         target: Any,
         *,
         lr: Number,
         weight_decay: float = 0.0,
+        metric: Metric | None = None,
         weight: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> ProxProblem:
@@ -147,7 +162,8 @@ class ProxProblem:
             features: ``[n, F]``, a dense tensor or a sparse one (torch or SciPy).
             target: y; class indices give as many outputs as there are classes, real targets one for each entry.
             lr: η.
-            weight_decay: r = weight_decay · w.
+            weight_decay: r = weight_decay · M w.
+            metric: M, the Euclidean one if None.
             weight: w_t, ``[*out, F]`` (``[K, F]`` for K classes); 0 if None.
             sample_weight: ``[n]``, as in the loss.
 
@@ -158,35 +174,58 @@ class ProxProblem:
         (torch.Size([2, 1]), tensor(1.))
         """
         origin, line = linear(loss, features, target, weight, sample_weight)
-        flat, groups = flatten(line.params, lr, weight_decay)
-        return cls(flat, groups, origin, line)
+        return cls(Geometry(*flatten(line.params, lr, weight_decay, metric)), origin, line).observe()
+
+    # Where the samples are spread over ranks, a subclass overrides these.
+
+    on_ranks = False
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The average over ranks of a value; here there is one rank."""
+        return value
+
+    def check(self, point: DualPoint, solver: object) -> None:
+        """Raise where the ranks do not agree on a solver's ``point``."""
 
     def expect(self, b: Tensor) -> Tensor:
-        """Σ_i p_i b_i, the mean of a number a sample. Every sum over samples is made here."""
-        return torch.dot(self.origin.coefficients, b)
+        """Σ_i p_i b_i, the mean of one number per sample. Every sum over samples is made here."""
+        return self.mean(torch.dot(self.origin.coefficients, b))
 
     # Vertices: what a solver moves towards.
 
+    @property
+    def floor(self) -> Number:
+        """f = Σ_i p_i f_i, which the loss never falls below, as far as it knows itself; else 0."""
+        if self._floor is None:
+            known = None if self._origin is None else self._origin.lower_bounds()
+            like: Number = 0.0  # after backward() nothing is asked of the start
+            if self._first is None or self._first.products is None:
+                like = self.origin.coefficients[0] if self._first is None else self._first.lam
+            self._floor = zero_like(like) if known is None else self.expect(known)
+        return self._floor
+
     def start(self) -> DualPoint:
-        """delta = 0, lam = 0, and D = −(η/2)‖r‖²."""
-        zero = self._zero()
-        return DualPoint(Scaled(zero, self.params), zero, zero, 0, dual=-self._r_squared() / 2)
+        """delta = 0, lam = f, and D = f − ½‖r‖²: where a loss is at least f, (0, f) is a plane below it."""
+        floor, zero = self.floor, zero_like(self.floor)
+        return DualPoint(Scaled(zero, self.params), floor, zero, 0, dual=plus(floor, self._r_squared * -0.5))
 
     def first(self) -> DualPoint:
         """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
         if self._first is not None:
             return self._first
-        loss, scores, target, _, atom = self.origin
-        return self.vertex(loss.direction(_detach(scores), target) if atom is None else atom)
+        origin, atom = self.origin, self.origin.atom
+        self._at_start = origin.loss.direction(detached(origin.scores), origin.target) if atom is None else atom
+        return self.vertex(self._at_start)
 
     def vertex(self, atom: Atom, reuse: bool = False) -> DualPoint:
         """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i).
 
-        ``reuse``: as in :meth:`Linearization.vjp <proxsvm.linearization.Linearization.vjp>`.
+        ``reuse``: as in :meth:`Linearization.vjp <proxsvm.linearization.graph.Linearization.vjp>`.
         """
         scores, p = self.origin.scores, self.origin.coefficients
         weighted = tuple(p.reshape(-1, *[1] * (s.dim() - 1)) * s for s in parts(atom.s))
-        lam = self.expect(atom.b(_detach(scores)))
+        u = detached(scores)
+        lam = self.expect(atom.value_at(u) if atom is self._at_start else atom.b(u))
         delta = self.linearization.vjp(like(scores, weighted), reuse)
         return DualPoint(delta, lam, torch.ones_like(lam), 1, atom=atom)
 
@@ -199,12 +238,14 @@ class ProxProblem:
         loss, target = self.origin.loss, self.origin.target
         v = self.linearised_scores(point)
         atom = loss.oracle(v, target)
-        spent = point.lam - self._delta_dot_q(point)
-        gap = self.expect(atom.b(v)) - spent
+        spent = self._spent(point)
+        gap = self.expect(atom.value_at(v)) - spent
         if loss.smooth:
             soft = loss.direction(v, target)
             promise = self.expect(soft.b(v)) - spent
             atom = soft.where((promise >= gap / 2).expand(len(atom.offset)), atom)
+        if self._is_start(point):
+            self._at_start = atom
         return atom, gap
 
     def conditional_gradient(self, point: DualPoint) -> tuple[DualPoint, Tensor]:
@@ -214,173 +255,96 @@ class ProxProblem:
 
     # The dual along a segment.
 
-    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Number, Number]:
         """(a, c) of D(point + γ (toward − point)) = D(point) + γ a − γ² c / 2."""
-        ascent = toward.lam - point.lam
+        ascent, space = minus(toward.lam, point.lam), self.geometry
         if point.steps == 0:  # delta = 0: no copy of the direction
-            return ascent - self._inner_r(toward.delta), self._inner(toward.delta, toward.delta)
+            known = toward.products or space.products(toward.delta)
+            return minus(ascent, known.r_delta), known.delta_delta
         change = [b - a for a, b in zip(point.delta, toward.delta, strict=True)]
-        return ascent - self._inner_r(change) - self._inner(point.delta, change), self._inner(change, change)
+        return ascent - space.inner_r(change) - space.inner(point.delta, change), space.inner(change, change)
 
-    def line_search(self, point: DualPoint, toward: DualPoint) -> Tensor:
+    def line_search(self, point: DualPoint, toward: DualPoint) -> Number:
         """The γ in [0, 1] of the largest dual on the segment from ``point`` to ``toward``.
 
-        γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩_η) / ‖delta_s − delta‖²_η ]
+        γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩) / ‖delta_s − delta‖² ]
         """
-        return _clip(*self._segment(point, toward))
+        return best_gamma(*self._segment(point, toward))
 
     def move(self, point: DualPoint, toward: DualPoint) -> DualPoint:
         """The best point of the segment from ``point`` to ``toward``."""
         ascent, curvature = self._segment(point, toward)
-        gamma = _clip(ascent, curvature)
-        delta: Sequence[Tensor]
-        if point.steps == 0:
-            delta = Scaled(gamma, toward.delta)
-        else:
-            delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
+        gamma = best_gamma(ascent, curvature)
         before = self.dual(point) if point.dual is None else point.dual
+        delta: Sequence[Tensor] = Scaled(gamma, toward.delta)
+        if point.steps:
+            delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
         return DualPoint(
             delta,
-            lam=point.lam + gamma * (toward.lam - point.lam),
-            gamma=point.gamma + gamma * (toward.gamma - point.gamma),
+            lam=plus(point.lam, gamma * minus(toward.lam, point.lam)),
+            gamma=plus(point.gamma, times(gamma, minus(toward.gamma, point.gamma))),
             steps=point.steps + 1,
-            dual=before + gamma * ascent - gamma**2 * curvature / 2,
+            dual=raised(before, gamma, ascent, curvature),
         )
 
     # What a point is worth.
 
     def displacement(self, point: DualPoint) -> list[Tensor]:
-        """d = −η (r + delta), one tensor a parameter."""
-        return [-g.eta * self._q(point, g, i) for g in self.groups for i in g.at]
+        """d = −H⁻¹ (r + delta), one tensor per parameter."""
+        return self.geometry.displacement(point.delta)
 
-    def primal(self, point: DualPoint) -> Tensor:
-        """P(d) at the point's displacement."""
-        loss, _, target, *_ = self.origin
-        v = self.linearised_scores(point)
-        value = self.expect(loss.oracle(v, target).b(v))
-        q = [self._q(point, g, i) for g in self.groups for i in g.at]
-        return value + self._inner(q, q) / 2 - self._inner_r(q)
+    def primal(self, point: DualPoint) -> Number:
+        """P(d) at the point's displacement, where ½⟨d, H d⟩ = ½‖r + delta‖² and ⟨r, d⟩ = −⟨r, r + delta⟩."""
+        q = self.geometry.r_plus(point.delta)
+        return self._linearised_loss(point) + self.geometry.inner(q, q) / 2 - self.geometry.inner_r(q)
 
-    def dual(self, point: DualPoint) -> Tensor:
-        """D(delta, lam)."""
-        q = [self._q(point, g, i) for g in self.groups for i in g.at]
-        return point.lam - self._inner(q, q) / 2
+    def dual(self, point: DualPoint) -> Number:
+        """D(delta, lam) = lam − ½ ‖r + delta‖²."""
+        q = self.geometry.r_plus(point.delta)
+        return point.lam - self.geometry.inner(q, q) / 2
 
-    def gap(self, point: DualPoint) -> Tensor:
+    def gap(self, point: DualPoint) -> Number:
         """P − D ≥ 0: a bound on how far the point is from the exact solution."""
-        loss, _, target, *_ = self.origin
-        v = self.linearised_scores(point)
-        return self.expect(loss.oracle(v, target).b(v)) - point.lam + self._delta_dot_q(point)
+        return self._linearised_loss(point) - self._spent(point)
 
     def relative_gap(self, point: DualPoint) -> Tensor:
         """(P − D) / (P − D₀) in [0, 1], D₀ the dual of the start: 1 at the start, 0 at the solution."""
         return self.relative(self.gap(point), point)
 
-    def relative(self, gap: Tensor, point: DualPoint) -> Tensor:
+    def relative(self, gap: Number, point: DualPoint) -> Tensor:
         """A certified ``gap`` of ``point`` as a fraction of P − D₀."""
         dual = self.dual(point) if point.dual is None else point.dual
-        total = gap + dual + self._r_squared() / 2
-        return torch.where(gap > 0, gap / total, torch.zeros_like(gap))
+        part = to_tensor(gap, torch.empty(()) if not isinstance(dual, Tensor) else dual)
+        return torch.where(part > 0, part / (part + dual + self._r_squared / 2 - self.floor), torch.zeros_like(part))
 
-    # The inner products, weighted by η.
+    @property
+    def _r_squared(self) -> Number:
+        known = None if self._first is None else self._first.products
+        return self.geometry.r_squared() if known is None else known.r_r
 
-    def _inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-        return sum((g.eta * _sum([_dot(a[i], b[i]) for i in g.at]) for g in self.groups), start=self._zero())
+    def _linearised_loss(self, point: DualPoint) -> Tensor:
+        v = self.linearised_scores(point)
+        return self.expect(self.origin.loss.oracle(v, self.origin.target).value_at(v))
 
-    def _inner_r(self, x: Sequence[Tensor]) -> Tensor:
-        """⟨r, x⟩_η without forming r = decay · w."""
-        terms = (g.eta * g.decay * _sum([_dot(self.params[i], x[i]) for i in g.at]) for g in self.groups if g.decay)
-        return sum(terms, start=self._zero())
-
-    def _r_squared(self) -> Tensor:
-        terms = (g.eta * g.decay**2 * _sum([_dot(w, w) for w in self._of(g)]) for g in self.groups if g.decay)
-        return sum(terms, start=self._zero())
-
-    def products(self, delta: Sequence[Tensor]) -> list[Tensor]:
-        """⟨r, delta⟩_η, ‖delta‖²_η and ‖r‖²_η: all that a single step asks of its vectors, in one sweep over them."""
-        zero = self._zero()
-        r_delta, delta_delta, r_r = zero, zero, zero
-        for group, _, sweep in self.sweeps(delta):
-            xx, wx, ww = (x.to(zero) for x in sweep.products(with_w=group.decay != 0))
-            delta_delta = delta_delta + group.eta * xx
-            if group.decay:
-                r_delta = r_delta + group.eta * group.decay * wx
-                r_r = r_r + group.eta * group.decay**2 * ww
-        return [r_delta, delta_delta, r_r]
-
-    def sweeps(self, x: Sequence[Tensor]) -> list[tuple[Group, list[int], Sweep]]:
-        """The parameters and ``x`` side by side, a sweep for each group, device and dtype, and where they stand.
-
-        The sweeps of the last ``x`` are kept: the step that follows the inner products walks the same vectors.
-        """
-        if self._swept is None or self._swept[0] is not x:
-            made = []
-            for group in self.groups:
-                for at in self._of_a_kind(group):
-                    made.append((group, at, self.sweeper.over([self.params[i] for i in at], [x[i] for i in at])))
-            self._swept = x, made
-        return self._swept[1]
-
-    def _delta_dot_q(self, point: DualPoint) -> Tensor:
-        """⟨delta, r + delta⟩_η, which is −⟨delta, d⟩."""
-        if point.steps == 0:
-            return self._zero()
-        return self._inner(point.delta, point.delta) + self._inner_r(point.delta)
-
-    def _q(self, point: DualPoint, group: Group, i: int) -> Tensor:
-        """r + delta of parameter i."""
-        if not group.decay:
-            return point.delta[i].detach()
-        return torch.add(point.delta[i], self.params[i].detach(), alpha=group.decay)
-
-    def _of_a_kind(self, group: Group) -> list[list[int]]:
-        """The places of a group's parameters, apart for each device and dtype."""
-        params = self._of(group)
-        if len(set(map(attrgetter("dtype"), params))) == len(set(map(attrgetter("device"), params))) == 1:
-            return [list(group.at)]  # as nearly always
-        kinds = list(map(attrgetter("device", "dtype"), params))
-        return [[i for i, other in zip(group.at, kinds, strict=True) if other == kind] for kind in dict.fromkeys(kinds)]
-
-    def _of(self, group: Group) -> list[Tensor]:
-        return self.params[group.at.start : group.at.stop]
-
-    def _zero(self) -> Tensor:
-        if self._first is not None:
-            return torch.zeros_like(self._first.lam)
-        return torch.zeros_like(self.origin.coefficients[0])
+    def _spent(self, point: DualPoint) -> Number:
+        """lam − ⟨delta, r + delta⟩: what the point's own atoms are worth at its linearised scores."""
+        delta, space = point.delta, self.geometry
+        return point.lam if point.steps == 0 else point.lam - space.inner(delta, delta) - space.inner_r(delta)
 
     def linearised_scores(self, point: DualPoint) -> Scores:
         """u + J d at the point's displacement."""
         scores = self.origin.scores
-        if point.steps == 0 and not any(g.decay for g in self.groups):
-            return _detach(scores)  # d = 0
+        if self._is_start(point):
+            return detached(scores)
         change = parts(self.linearization.jvp(self.displacement(point)))
         return like(scores, tuple(u.detach() + c for u, c in zip(parts(scores), change, strict=True)))
 
+    def _is_start(self, point: DualPoint) -> bool:
+        """Whether d = 0."""
+        return point.steps == 0 and not any(g.decay for g in self.groups)
+
 
 _GRAPH_IS_GONE = (
-    "this problem was made after backward(), which leaves one direction and no graph. A solver that needs more than "
-    "SingleStepFW does takes the step with a closure that only evaluates the loss: "
-    "optimizer.step(lambda: criterion(model(x), y))"
+    "this problem was made after backward(), which leaves one direction and no graph: a solver that needs more takes "
+    "its step with a closure that only evaluates the loss, optimizer.step(lambda: criterion(model(x), y))"
 )
-
-
-def _clip(ascent: Tensor, curvature: Tensor) -> Tensor:
-    """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the line is straight and its better end is taken."""
-    gamma = torch.where(curvature > 0, ascent / curvature, (ascent > 0).to(ascent.dtype))
-    return gamma.clamp(0, 1)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, b⟩, accumulated in float32 or better."""
-    if a.dtype in (torch.float16, torch.bfloat16):
-        a, b = a.float(), b.float()
-    return torch.dot(a.detach().reshape(-1), b.detach().reshape(-1))
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    return torch.stack(terms).sum()
-
-
-def _detach(scores: Scores) -> Scores:
-    return like(scores, tuple(u.detach() for u in parts(scores)))

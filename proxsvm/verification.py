@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from proxsvm.losses.base import PiecewiseLinearLoss, like, parts
+from proxsvm.losses.base import Atom, ConvexLoss, detached, like, parts
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
@@ -109,19 +109,19 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
     )
 
 
-def check_loss(loss: PiecewiseLinearLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
-    """Check that a loss is what it says: the support function of a polytope that has 0 in its hull.
+def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
+    """Check that a loss is what it says: the largest of its atoms, and never below 0 or its own lower bound.
 
-    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen (and of
-    all that the loss lists, where it lists them), and its value must not be negative; the smoothed atom, where there is
-    one, must not be better than the best.
+    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen, of the
+    hull's own, where there is one, and of the smoothed one; of a loss with an approximate oracle (``exact = False``)
+    that is not asked. A value that an atom brings along must be that of the atom.
     Raises AssertionError with the numbers. For tests of your own losses.
 
     >>> from proxsvm.losses import L1Regression
     >>> check_loss(L1Regression(), torch.randn(4, 2), torch.randn(4, 2))
     """
     scores, target = loss.prepare(scores, target)
-    scores = like(scores, tuple(u.detach() for u in parts(scores)))
+    scores = detached(scores)
     points = [scores] + [
         like(scores, tuple(u + torch.randn_like(u) * 2.0 ** (t % 5 - 1) for u in parts(scores))) for t in range(trials)
     ]
@@ -133,7 +133,19 @@ def check_loss(loss: PiecewiseLinearLoss, scores: Any, target: Any, *, trials: i
         name = type(loss).__name__
         if float(best.min()) < -slack:
             raise AssertionError(f"{name} is negative, {float(best.min()):.3g}: (0, 0) is not in the hull of its atoms")
-        others = [*atoms, *(loss.vertices(u, target) or [])] + ([loss.smoothed(u, target)] if loss.smooth else [])
-        better = max(float((other.b(u) - best).max()) for other in others)
-        if better > slack:
+        apart = float((atom.value_at(u) - best).abs().max())
+        if apart > slack:
+            raise AssertionError(f"{name}.oracle returned an atom whose value is not ⟨s, u⟩ + c, but {apart:.3g} away")
+        bound = loss.lower_bound(u, target)
+        if bound is not None and float((best - bound).min()) < -slack:
+            raise AssertionError(f"{name} is {float((bound - best).max()):.3g} below its own lower_bound")
+        better = max(float((other.b(u) - best).max()) for other in [*atoms, *_others(loss, u, target)])
+        if loss.exact and better > slack:
             raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")
+
+
+def _others(loss: ConvexLoss, u: Any, target: Any) -> list[Atom]:
+    """The atoms that a loss has beside its oracle's."""
+    hull = loss.hull(u, target)
+    listed = None if hull is None else hull.best(u)
+    return [*([] if listed is None else [listed]), *([loss.smoothed(u, target)] if loss.smooth else [])]

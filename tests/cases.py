@@ -16,16 +16,29 @@ from torch import Tensor, nn
 from proxsvm import ProxProblem
 from proxsvm.losses import (
     Atom,
+    AveragePrecisionHinge,
+    BinaryCrossEntropy,
+    ChainCRF,
     ChainHinge,
+    ConvexLoss,
+    CrossEntropy,
+    GridHinge,
+    Huber,
     L1Regression,
+    LovaszHinge,
     MultiClassHinge,
     MultiLabelHinge,
     PiecewiseLinearLoss,
     QuantileRegression,
+    SmoothLoss,
+    SquaredError,
     StructuredHinge,
     TopKHinge,
+    TreeCRF,
+    TreeHinge,
     WestonWatkinsHinge,
 )
+from proxsvm.metrics import Diagonal, Euclidean, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
@@ -36,7 +49,7 @@ class LossCase:
     """A loss, and how to draw a target for n samples of ``[n, K]`` outputs; ``scores`` shapes them for the loss."""
 
     name: str
-    loss: Callable[[], PiecewiseLinearLoss]
+    loss: Callable[[], ConvexLoss]
     target: Callable[[int], Any]
     scores: Callable[[Tensor], Any] = lambda outputs: outputs
 
@@ -68,6 +81,20 @@ class BinaryHinge(PiecewiseLinearLoss):
         return Atom(-target.to(scores) * active, active.sum(1))
 
 
+class Coupled(Metric):
+    """A user's metric, not diagonal: M = 1 + 3A with A the mean over a parameter; M⁻¹ = 1 − ¾A, M^(−½) = 1 − ½A."""
+
+    def solve(self, cell: Any, x: Any) -> list[Tensor]:
+        return [y - 0.75 * y.mean() for y in x]
+
+    def times(self, cell: Any, x: Any) -> list[Tensor]:
+        return [y.detach() + 3 * y.detach().mean() for y in x]
+
+    def root(self, cell: Any, rows: Tensor) -> Tensor:
+        pieces = torch.split(rows, [w.numel() for w in cell.w], 1)
+        return torch.cat([piece - 0.5 * piece.mean(1, keepdim=True) for piece in pieces], 1)
+
+
 def classes(n: int) -> Tensor:
     return torch.randint(K, (n,))
 
@@ -76,9 +103,17 @@ def reals(n: int) -> Tensor:
     return torch.randn(n, K)
 
 
+def unit_interval(n: int) -> Tensor:
+    return torch.rand(n, K)
+
+
 def cost_matrix() -> Tensor:
     k = torch.arange(float(K))
     return (k[:, None] - k[None, :]).abs()
+
+
+def class_weights() -> Tensor:
+    return torch.tensor([1.0, 0.5, 2.0, 0.25])
 
 
 def two_bit_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +122,26 @@ def two_bit_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def chain_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.view(-1, 2, 2), outputs.view(-1, 1, 2, 2) / 2
+
+
+def tree_scores(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """A star of three nodes with two labels."""
+    unary = torch.stack([outputs[:, :2], outputs[:, 2:], outputs[:, 1:3]], 1)
+    return unary, outputs.view(-1, 1, 2, 2).expand(-1, 3, 2, 2) / 2
+
+
+def tree_target(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(2, (n, 3)), torch.tensor([[-1, 0, 0]]).expand(n, 3)
+
+
+def grid_scores(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """2 × 2 pixels, with weights that stay positive whatever noise a test adds."""
+    unary = outputs.view(-1, 2, 2)
+    return unary, 100 + 0 * unary[:, :, :1], 100 + 0 * unary[:, :1]
+
+
+def bits(n: int) -> Tensor:
+    return torch.randint(2, (n, K))
 
 
 LOSSES = [
@@ -104,7 +159,24 @@ LOSSES = [
     LossCase("structured", TwoBits, lambda n: torch.randint(2, (n, 2)), two_bit_scores),
     LossCase("chain", ChainHinge, lambda n: torch.randint(2, (n, 2)), chain_scores),
     LossCase("chain-smooth", lambda: ChainHinge(smooth=True), lambda n: torch.randint(2, (n, 2)), chain_scores),
-    LossCase("multi-label", lambda: MultiLabelHinge(smooth=True), lambda n: torch.randint(2, (n, K))),
+    LossCase("tree", TreeHinge, tree_target, tree_scores),
+    LossCase("chain-crf", ChainCRF, lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("tree-crf", TreeCRF, tree_target, tree_scores),
+    LossCase("grid", GridHinge, lambda n: torch.randint(2, (n, 2, 2)), grid_scores),
+    LossCase("multi-label", lambda: MultiLabelHinge(smooth=True), bits),
+    LossCase("lovasz", LovaszHinge, bits),
+    LossCase("average-precision", AveragePrecisionHinge, bits),
+    LossCase("hinge-weights", lambda: MultiClassHinge(weight=class_weights(), reduction="sum"), classes),
+    LossCase("cross-entropy", CrossEntropy, classes),
+    LossCase("cross-entropy-smoothing", lambda: CrossEntropy(label_smoothing=0.1), classes),
+    LossCase("cross-entropy-weights", lambda: CrossEntropy(weight=class_weights(), reduction="sum"), classes),
+    LossCase("cross-entropy-soft", CrossEntropy, lambda n: torch.randn(n, K).softmax(1)),
+    LossCase(
+        "binary-cross-entropy", lambda: BinaryCrossEntropy(pos_weight=class_weights()), lambda n: torch.rand(n, K)
+    ),
+    LossCase("squared-error", SquaredError, reals),
+    LossCase("huber", lambda: Huber(0.7), reals),
+    LossCase("log-cosh", lambda: SmoothLoss(lambda u, y: (u - y).cosh().log().sum(1)), reals),
     LossCase("oracle-only", BinaryHinge, lambda n: torch.randint(2, (n, K)) * 2.0 - 1),
 ]
 
@@ -179,7 +251,7 @@ SOLVERS: list[DualSolver] = [
 class Setting:
     """One step of training, ready to be solved: everything in float64 and in train mode."""
 
-    loss: PiecewiseLinearLoss
+    loss: ConvexLoss
     model: nn.Module
     x: Tensor
     target: Any
@@ -198,10 +270,11 @@ class Setting:
             {"params": params[half:], "lr": 3 * lr, "weight_decay": weight_decay / 2},
         ]
 
-    def problem(self, lr: float = 1.0, weight_decay: float = 0.0, two: bool = False) -> ProxProblem:
-        return ProxProblem.from_scores(
-            self.loss, self.shape(self.model(self.x)), self.target, self.groups(lr, weight_decay, two)
-        )
+    def problem(
+        self, lr: float = 1.0, weight_decay: float = 0.0, two: bool = False, metric: Metric | None = None
+    ) -> ProxProblem:
+        groups = self.groups(lr, weight_decay, two)
+        return ProxProblem.from_scores(self.loss, self.shape(self.model(self.x)), self.target, groups, metric=metric)
 
 
 def setting(loss: LossCase, model: ModelCase, n: int = 5, seed: int = 0) -> Setting:
@@ -211,6 +284,16 @@ def setting(loss: LossCase, model: ModelCase, n: int = 5, seed: int = 0) -> Sett
     return Setting(loss.loss(), network, model.inputs(n), loss.target(n), loss.scores)
 
 
+def chunks(target: Any, k: int) -> list[Any]:
+    """A target in k parts: a tensor, or a tuple of them."""
+    if isinstance(target, tuple):
+        return list(zip(*(part.chunk(k) for part in target), strict=True))
+    return list(target.chunk(k))
+
+
+METRICS: list[Metric] = [Euclidean(), Diagonal(beta2=0.9, eps=1e-2), Coupled()]
+
+each_metric = pytest.mark.parametrize("metric", METRICS, ids=repr)
 each_loss = pytest.mark.parametrize("loss", LOSSES, ids=repr)
 each_model = pytest.mark.parametrize("model", MODELS, ids=repr)
 each_small_model = pytest.mark.parametrize("model", SMALL_MODELS, ids=repr)

@@ -1,4 +1,4 @@
-"""How a mini-batch walks through the modules, for the three kinds of solver. Plain SVG, no library."""
+"""How a mini-batch goes through the modules, for the three kinds of solver. Plain SVG, no library."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-ORANGE, PURPLE, GREEN, GREY = "#d95f02", "#7570b3", "#1b9e77", "#777777"
+ORANGE, PURPLE, GREEN, BLUE, GREY = "#d95f02", "#7570b3", "#1b9e77", "#2171b5", "#777777"
 WIDTH, LANE, TOP, BOX, HEIGHT = 1180, 208, 62, 166, 104
+FOOT = 190  # the height of what stands below the lanes
 
 
 @dataclass
 class Box:
-    """A station of the walk: what happens, the file where it lives, and a line or two about it."""
+    """A station: what happens, where in ``proxsvm/`` it lives, and a line or two about it."""
 
     title: str
     where: str
@@ -23,30 +24,30 @@ class Box:
 
 YOURS = "#444444"
 MODEL = Box("model(x)", "your network", ["one forward pass:", "scores u, with their graph"], YOURS)
-LOSS = Box("criterion(u, y)", "losses/", ["oracle → atom (s, c)", "value λ = mean ⟨s, u⟩ + c"], GREEN)
-UPDATE = Box("update", "optimizer.py", ["z ← μz − η(γr + δ)", "w ← w − η(r + δ) + μz"], ORANGE)
+LOSS = Box("criterion(u, y)", "losses", ["oracle → atom (s, c)", "value λ = mean ⟨s, u⟩ + c"], GREEN)
+UPDATE = Box("Geometry.advance", "metrics/geometry.py", ["z ← μz − H⁻¹(γr + δ)", "w ← w − H⁻¹(r + δ) + μz"], BLUE)
 LANES = [
     (
         "After backward(): SingleStepFW",
-        "the loop everyone knows; the cost of SGD",
+        "the usual training loop; the cost of SGD",
         [
             MODEL,
             LOSS,
             Box("value.backward()", "autograd", ["gradients are δ = Jᵀs;", "the graph is freed"], YOURS),
-            Box("from_gradients", "problem.py", ["what is left: one vertex", "(δ, λ), and r = decay · w"], PURPLE),
-            Box("SingleStepFW", "solvers/", ["line search in closed form:", "γ in [0, 1], on the device"], ORANGE),
+            Box("gradient_problem", "optimizer/gradients.py", ["what is left: one vertex", "(δ, λ), and r"], PURPLE),
+            Box("solver.solve", "solvers/single_step_fw.py", ["line search in closed form:", "γ in [0, 1]"], ORANGE),
             UPDATE,
         ],
     ),
     (
-        "With a closure: MultiStepFW",
+        "With a closure: MultiStepFW, CorrectiveFW",
         "the graph is kept, and is the linearisation",
         [
             MODEL,
             LOSS,
-            Box("from_origin", "problem.py", ["the value carries loss,", "scores, target: P, D, gap"], PURPLE),
-            Box("vjp, jvp", "linearization.py", ["δ = Jᵀs, and u + Jd,", "on the retained graph"], PURPLE),
-            Box("MultiStepFW", "solvers/", ["oracle at u + Jd, then γ;", "until gap ≤ tol"], ORANGE),
+            Box("ProxProblem.of", "problem.py", ["the value carries loss,", "scores, target: P, D, gap"], PURPLE),
+            Box("vjp, jvp", "linearization/graph.py", ["δ = Jᵀs, and u + Jd,", "on the retained graph"], PURPLE),
+            Box("solver.solve", "solvers/multi_step_fw.py", ["oracle at u + Jd, then γ;", "until gap ≤ tol"], ORANGE),
             UPDATE,
         ],
     ),
@@ -56,11 +57,28 @@ LANES = [
         [
             MODEL,
             LOSS,
-            Box("from_origin", "problem.py", ["the same problem as", "for every other solver"], PURPLE),
-            Box("Jacobian rows", "linearization.py", ["J once; G = J diag(η) Jᵀ", "or its QR factor"], PURPLE),
-            Box("BlockFW, ExactQP", "solvers/", ["sample by sample, or a QP", "over the loss's polytope"], ORANGE),
+            Box("ProxProblem.of", "problem.py", ["the same problem as", "for every other solver"], PURPLE),
+            Box("Jacobian rows", "linearization/graph.py", ["J once; G = J H⁻¹ Jᵀ", "or its QR factor"], PURPLE),
+            Box("solver.solve", "solvers/exact_qp.py", ["sample by sample, or a QP", "over the loss's hull"], ORANGE),
             UPDATE,
         ],
+    ),
+]
+BELOW = [
+    Box(
+        "the metric: H = M/η",
+        "metrics",
+        [
+            "⟨a, b⟩ = ⟨a, H⁻¹b⟩ for problem and solver, H⁻¹x for the update",
+            "Euclidean: M = 1      Diagonal: M = √v̂ + ε      your own",
+        ],
+        BLUE,
+    ),
+    Box(
+        "two passes over memory",
+        "_kernels",
+        ["inner products, then the update", "compiled by numba, or torch's operations"],
+        GREY,
     ),
 ]
 
@@ -69,11 +87,11 @@ def text(x: float, y: float, words: str, size: int = 13, color: str = "#222", ex
     return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{color}" {extra}>{escape(words)}</text>'
 
 
-def box(x: float, y: float, content: Box) -> list[str]:
-    middle = x + BOX / 2
+def box(x: float, y: float, content: Box, width: float = BOX) -> list[str]:
+    middle = x + width / 2
     centred = 'text-anchor="middle"'
     return [
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="8" fill="{content.color}" '
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{HEIGHT}" rx="8" fill="{content.color}" '
         f'fill-opacity="0.09" stroke="{content.color}" stroke-width="1.6"/>',
         text(middle, y + 24, content.title, 14, "#111", f'{centred} font-weight="600"'),
         text(middle, y + 42, content.where, 11, content.color, f'{centred} font-style="italic"'),
@@ -82,7 +100,8 @@ def box(x: float, y: float, content: Box) -> list[str]:
 
 
 def arrow(x1: float, x2: float, y: float) -> str:
-    return f'<path d="M{x1:.0f} {y:.0f} H{x2 - 2:.0f}" stroke="#555" stroke-width="1.6" marker-end="url(#head)"/>'
+    end = x2 - 2 if x2 > x1 else x2 + 2
+    return f'<path d="M{x1:.0f} {y:.0f} H{end:.0f}" stroke="#555" stroke-width="1.6" marker-end="url(#head)"/>'
 
 
 def loop(x1: float, x2: float, y: float, label: str) -> list[str]:
@@ -101,8 +120,8 @@ def marker(name: str, color: str) -> str:
     )
 
 
-def main() -> None:
-    height = LANE * len(LANES) + 10
+def svg() -> str:
+    height = LANE * len(LANES) + FOOT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif">',
@@ -110,20 +129,32 @@ def main() -> None:
         f"<defs>{marker('head', '#555')}{marker('back', ORANGE)}</defs>",
     ]
     gap = (WIDTH - 40 - 6 * BOX) / 5
+    at = [20 + i * (BOX + gap) for i in range(6)]
     for row, (title, subtitle, boxes) in enumerate(LANES):
         y = row * LANE + TOP
         parts += [
             text(20, y - 34, title, 16, "#111", 'font-weight="600"'),
             text(20, y - 14, subtitle, 12, "#666"),
         ]
-        at = [20 + i * (BOX + gap) for i in range(len(boxes))]
         for x, content in zip(at, boxes, strict=True):
             parts += box(x, y, content)
         parts += [arrow(a + BOX, b, y + HEIGHT / 2) for a, b in pairwise(at)]
         if row == 1:
-            parts += loop(at[4] + BOX / 2, at[3] + BOX / 2, y + HEIGHT, "next displacement d = −η(r + δ)")
+            parts += loop(at[4] + BOX / 2, at[3] + BOX / 2, y + HEIGHT, "next displacement d = −H⁻¹(r + δ)")
+    y, metric, kernels = len(LANES) * LANE + TOP, *BELOW
+    parts += [
+        text(20, y - 34, "Below all of them", 16, "#111", 'font-weight="600"'),
+        text(20, y - 14, "loss × solver × metric: one path for a step, whatever the three are", 12, "#666"),
+        *box(at[2], y, metric, at[5] + BOX - at[2]),
+        *box(at[0], y, kernels, at[1] + BOX - at[0]),
+        arrow(at[2], at[1] + BOX, y + HEIGHT / 2),
+    ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
     path = Path(__file__).with_name("architecture.svg")
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+    path.write_text(svg())
     print(path)
 
 

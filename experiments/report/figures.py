@@ -134,7 +134,7 @@ def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
             plot_eta(train, line, trained, **style(line[0]))
     val.set(title=f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs", xscale="log")
     train.set(title=f"training {unit(runs)}", xscale="log", xlabel="η (learning rate of the others)")
-    if runs[0].is_regression:
+    if runs[0].lower_is_better:
         cut(val, [c.val.mean for c in candidates(runs)])
         cut(train, [trained(c) for c in candidates(runs)])
     legend(figure, val)
@@ -143,7 +143,7 @@ def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
 
 def unit(runs: Sequence[Run]) -> str:
     """What validation measures."""
-    return "error (MAE)" if runs[0].is_regression else "accuracy, %"
+    return runs[0].unit
 
 
 def trained(candidate: Candidate) -> float:
@@ -173,7 +173,7 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
         ax.set(title="DFW, the decay of the average", xscale="log")
         ax.legend(ncols=3, frameon=True, framealpha=0.6, loc="lower center", edgecolor="none")
     axes[-1].set_xlabel("η (learning rate of the others)")
-    for ax in axes if runs[0].is_regression else ():
+    for ax in axes if runs[0].lower_is_better else ():
         cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
     legend(figure, axes[0])
     return figure
@@ -181,7 +181,7 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
 
 @STYLE
 def regression(title: str, runs: Sequence[Run]) -> Figure:
-    """Mean absolute error on validation and on training samples."""
+    """The error on validation and on training samples."""
     chosen = choose(runs)
     figure, (val, train) = panels(2)
     for c in chosen:
@@ -189,8 +189,8 @@ def regression(title: str, runs: Sequence[Run]) -> Figure:
         curve(train, c, lambda epoch: epoch.train, **style(c))
     cut(val, [c.val.mean for c in chosen])
     cut(train, [trained(c) for c in chosen])
-    val.set_title(f"{title}: validation MAE")
-    train.set_title("training MAE")
+    val.set_title(f"{title}: validation {unit(runs)}")
+    train.set_title(f"training {unit(runs)}")
     by_epoch(val, train)
     legend(figure, val)
     return figure

@@ -73,7 +73,7 @@ def _possible(study: str, runs: list[Run], results: Results) -> Possible:
         return {"sensitivity": (sensitivity, list(alike.values()))}
     possible: Possible = {}
     if study != "averaging":
-        if runs[0].is_regression:
+        if runs[0].lower_is_better:
             possible["regression"] = (regression, runs)
         else:
             possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
@@ -107,8 +107,7 @@ CAPTIONS = {
     "settings (the paper's Figure 4). Errors above 1.5 times the best are cut.",
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
     "below, where several decays were tried, DFW with each.",
-    "regression": "Mean absolute error by epoch at the chosen setting of each method. Errors above 1.5 times the "
-    "best are cut.",
+    "regression": "The error by epoch at the chosen setting of each method. Errors above 1.5 times the best are cut.",
 }
 
 

@@ -10,16 +10,21 @@ from experiments.report.selection import Candidate
 
 OPTIMIZERS = {
     "dfw": "DFW",
+    "dfw-full": "DFW, γ ≡ 1",
     "multistep": "Multi-step FW",
     "sgd": "SGD",
     "adam": "Adam",
+    "adamw": "AdamW",
     "amsgrad": "AMSGrad",
     "adagrad": "Adagrad",
     "bpgrad": "BPGrad",
     "alig": "ALI-G",
     "momo": "MoMo",
+    "momo-adam": "MoMo-Adam",
+    "dog": "DoG",
     "prodigy": "Prodigy",
     "schedulefree": "Schedule-Free",
+    "schedulefree-adamw": "Schedule-Free AdamW",
     "sgd*": "SGD*",
 }
 LOSSES = {"smooth-hinge": "smoothed hinge", "hinge": "hinge", "ce": "cross-entropy", "l1": "ℓ1"}
@@ -31,22 +36,28 @@ STUDIES = {
     "bike": "Bike sharing",
     "sensitivity": "Sensitivity to η",
     "averaging": "Averaged weights",
+    "lm": "Language model",
+    "fixed": "One fixed setting",
+    "ablation": "Ablation",
 }
-PARTS = {"wrn": "WRN", "densenet": "DenseNet", "augmented": "with augmentation"}
+PARTS = {"wrn": "WRN", "densenet": "DenseNet", "augmented": "with augmentation"} | STUDIES
 FIELDS = {"lr": "η", "weight_decay": "l₂", "batch": "batch", "momentum": "momentum", "schedule": "schedule"}
 
 
 def optimizer(method: Method) -> str:
-    """``DFW``, ``SGD, schedule``, ``SGD, constant``: SGD always says which of the two it is."""
-    name = OPTIMIZERS.get(method.optimizer, method.optimizer)
-    if method.scheduled:
-        return f"{name}, schedule"
-    return f"{name}, constant" if method.optimizer == "sgd" else name
+    """``DFW, diagonal``, ``SGD, schedule``, ``SGD, constant``: SGD and AdamW always say which of the two it is."""
+    said = [OPTIMIZERS.get(method.optimizer, method.optimizer)]
+    said += ["schedule"] if method.scheduled else ["constant"] if method.optimizer in ("sgd", "adamw") else []
+    said += [method.metric] if method.metric else []
+    said += ["η = auto"] if method.auto else []
+    said += ["its own average"] if method.average else []
+    return ", ".join(said)
 
 
 def method(method: Method, averaged: bool = False) -> str:
     """``DFW + average, hinge``: the optimizer, with its loss where that is not the usual one."""
-    usual = ("smooth-hinge", "l1") if method.optimizer in ("dfw", "multistep") else ("ce", "l1")
+    ours = method.optimizer in ("dfw", "dfw-full", "multistep")
+    usual = ("smooth-hinge", "l1") if ours else ("ce", "l1")
     return (
         optimizer(method)
         + (" + average" if averaged else "")

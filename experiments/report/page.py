@@ -89,7 +89,8 @@ def render(scales: Scales, command: str) -> str:
         ),
         Section("provenance", "Where this comes from", tables=provenance(scales, command)),
     ]
-    missing = [names.study(name) for name in SMALL if name not in scales["small"]]
+    absent = [name for name in SMALL if name not in scales["small"]]
+    missing = dict.fromkeys(names.study(re.sub("^(fixed|ablation)-.*", r"\1", name)) for name in absent)
     said = [f"Not run yet, and so not on this page: {'; '.join(missing)}."] if missing else []
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
@@ -102,6 +103,8 @@ def _scale(scale: str, results: Results) -> list[Section]:
     prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
     claims = study_tables.claims(results)
     sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
+    fixed = study_tables.fixed({name: runs for name, runs in results.items() if name.startswith("fixed-")})
+    sections += [Section(f"{prefix}fixed", fixed.title + tail, tables=[fixed])] if fixed.rows else []
     drawn = [drawing for drawing in drawings(results).values() if drawing.study]
     for name in sorted(results, key=_place):
         runs = results[name]
@@ -152,13 +155,14 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 def filled(text: str, studies: Results) -> str:
     """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``.
 
-    A table of the kind ``beside`` is of several studies.
+    A table of the kind ``beside`` or ``fixed`` is of several studies.
     """
-    marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, 'beside'))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, *TOGETHER))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
 
 
 KINDS = {"study": study_tables.study, "settings": study_tables.every_setting, "averages": study_tables.averages}
+TOGETHER = {"beside": study_tables.beside, "fixed": study_tables.fixed}
 
 
 def _markdown(named: str, studies: Results, kind: str = "study") -> str:
@@ -166,8 +170,8 @@ def _markdown(named: str, studies: Results, kind: str = "study") -> str:
         if name not in studies:
             there = ", ".join(studies)
             raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {there}")
-    if kind == "beside":
-        return study_tables.beside({name: studies[name] for name in named.split()}).markdown()
+    if kind in TOGETHER:
+        return TOGETHER[kind]({name: studies[name] for name in named.split()}).markdown()
     table = KINDS[kind](named, studies[named])
     return f"{table.markdown()}\n\n{table.note}"
 

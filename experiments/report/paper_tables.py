@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments import published
 from experiments.report import names
-from experiments.report.results import SIDE_STUDIES, Method, Results, Run
+from experiments.report.results import Method, Results, Run, is_side
 from experiments.report.selection import Candidate, best, candidates, choose, grid, rank
 from experiments.report.table import Table, embolden
 
@@ -122,7 +122,7 @@ def _runs(results: Results, family: str, dataset: str, augment: bool) -> list[Ru
         run
         for name, runs in results.items()
         for run in runs
-        if name not in SIDE_STUDIES
+        if not is_side(name)
         and run.config["model"].startswith(family)
         and (run.config["dataset"], bool(run.config.get("augment"))) == (dataset, augment)
     ]

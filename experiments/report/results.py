@@ -9,20 +9,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-REGRESSION = ("california", "bike")  # their value is the mean absolute error; elsewhere it is the accuracy in %
+ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}  # elsewhere: the accuracy in %
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared within one task only
-SIDE_STUDIES = ("sensitivity", "averaging")  # they ask something else, and never enter the paper's tables
-NOT_A_CHOICE = ("epochs", "seed", "device", "averages", "precision", "data", "test", "optimizer", "loss", *TASK)
+SIDE_STUDIES = ("sensitivity", "averaging", "fixed", "ablation")  # they ask something else: see is_side
+NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
+NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where and how it was computed
 
 Setting = tuple[tuple[str, Any], ...]
 
 
+def is_side(study: str) -> bool:
+    """Whether a study has no part in the paper's tables.
+
+    >>> is_side("fixed-cifar10"), is_side("cifar10-augmented")
+    (True, False)
+    """
+    return study.split("-")[0] in SIDE_STUDIES
+
+
 class Method(NamedTuple):
-    """What a row of a table compares. With and without a schedule are two methods: that is the paper's point."""
+    """What a row of a table compares. With and without a schedule are two methods: that is the paper's point.
+
+    ``metric`` and ``average`` (its own) are of proxsvm, and so is ``auto``: η by itself.
+    """
 
     optimizer: str
     loss: str
     scheduled: bool
+    metric: str = ""
+    average: str = ""
+    auto: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,9 @@ class Run:
     @property
     def method(self) -> Method:
         """Optimizer, loss, and whether a schedule by hand is used."""
-        return Method(self.config["optimizer"], self.config["loss"], bool(self.config.get("schedule")))
+        config = self.config
+        ours = config.get("metric", ""), config.get("average", ""), config["lr"] == "auto"
+        return Method(config["optimizer"], config["loss"], bool(config.get("schedule")), *ours)
 
     @property
     def task(self) -> Setting:
@@ -71,16 +89,21 @@ class Run:
         return tuple(sorted((k, _hashable(v)) for k, v in self.config.items() if k not in NOT_A_CHOICE))
 
     @property
-    def is_regression(self) -> bool:
-        """Whether lower values are better."""
-        return self.config["dataset"] in REGRESSION
+    def lower_is_better(self) -> bool:
+        """Whether the value is an error."""
+        return self.config["dataset"] in ERRORS
+
+    @property
+    def unit(self) -> str:
+        """What the value measures."""
+        return ERRORS.get(self.config["dataset"], "accuracy, %")
 
     def best(self, decay: str | None = None) -> float:
         """Validation of the best epoch, of the weights or of an average; nan for a run that diverged in the end."""
         values = [epoch.val if decay is None else epoch.val_averaged[decay] for epoch in self.curve]
         if not math.isfinite(values[-1]):
             return math.nan
-        return (min if self.is_regression else max)(value for value in values if math.isfinite(value))
+        return (min if self.lower_is_better else max)(value for value in values if math.isfinite(value))
 
     @property
     def last(self) -> Epoch:
@@ -140,7 +163,7 @@ def _epoch(point: Mapping[str, Any]) -> Epoch:
     return Epoch(
         epoch=int(point["epoch"]),
         train_loss=_number(point["train_loss"]),
-        train=_number(point.get("train_accuracy", point.get("train_mae"))),
+        train=_number(next((v for k, v in point.items() if k in ("train_accuracy", "train_mae", "train_nats")), None)),
         step_size=_number(point["step_size"]),
         val=_number(point["val"]),
         val_averaged=averaged,

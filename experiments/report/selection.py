@@ -17,7 +17,8 @@ from statistics import mean, stdev
 from experiments.report.results import Method, Run, Setting
 
 ORDER = ["adagrad", "adam", "amsgrad", "bpgrad", "dfw", "sgd"]  # the paper's; then those that it does not have
-ORDER += ["multistep", "alig", "momo", "prodigy", "schedulefree"]
+ORDER += ["multistep", "dfw-full", "alig", "momo", "prodigy", "schedulefree"]
+ORDER += ["adamw", "schedulefree-adamw", "momo-adam", "dog"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Candidate:
 
     @property
     def eta(self) -> float:
-        """η, the learning rate of the others."""
-        return float(self.runs[0].config["lr"])
+        """η, the learning rate of the others; ∞ where it is found by itself."""
+        return math.inf if self.method.auto else float(self.runs[0].config["lr"])
 
     @property
     def val(self) -> Spread:
@@ -90,12 +91,12 @@ class Candidate:
     def score(self, seeds: set[int]) -> float:
         """Validation over these seeds, so that higher is better; −∞ for what diverged."""
         value = mean(self._value(run) for run in self.runs if run.config["seed"] in seeds)
-        return -math.inf if math.isnan(value) else -value if self.runs[0].is_regression else value
+        return -math.inf if math.isnan(value) else -value if self.runs[0].lower_is_better else value
 
     def _spread(self, values: Sequence[float]) -> Spread:
         """Accuracies in % have one decimal, errors four digits."""
         large = abs(values[0]) if values and math.isfinite(values[0]) else 1.0
-        digits = sum(large < bound for bound in (1, 10, 100, 1000)) if self.runs[0].is_regression else 1
+        digits = sum(large < bound for bound in (1, 10, 100, 1000)) if self.runs[0].lower_is_better else 1
         return Spread.of(values, digits)
 
     def _tested(self, run: Run) -> float | None:
@@ -165,7 +166,7 @@ def best(group: Sequence[Candidate]) -> Candidate:
     return group[max(range(len(group)), key=scored.__getitem__)]
 
 
-def rank(method: Method) -> tuple[int, str, str, bool]:
+def rank(method: Method) -> tuple[int, Method]:
     """The paper's optimizers first, in its order."""
     at = ORDER.index(method.optimizer) if method.optimizer in ORDER else len(ORDER)
-    return at, method.optimizer, method.loss, method.scheduled
+    return at, method

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from statistics import mean
 
 from experiments.report import names
-from experiments.report.results import SIDE_STUDIES, Method, Results, Run
+from experiments.report.results import Method, Results, Run, is_side
 from experiments.report.selection import Candidate, best, candidates, choose, grid, preferred
 from experiments.report.table import Table, embolden
 
@@ -20,7 +21,7 @@ SEEDS = "Mean ± sample standard deviation over the seeds."
 
 def study(name: str, runs: Sequence[Run]) -> Table:
     """The chosen setting of each method, and below it that of each method's averaged weights."""
-    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    value = runs[0].unit
     table = Table(
         names.study(name),
         ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"],
@@ -65,13 +66,13 @@ def _study_rows(chosen: list[Candidate], pool: list[Candidate]) -> list[list[str
         for c in chosen
     ]
     for column in (3, 4):
-        embolden(rows, column, lower=any(c.runs[0].is_regression for c in chosen))
+        embolden(rows, column, lower=any(c.runs[0].lower_is_better for c in chosen))
     return rows
 
 
 def every_setting(name: str, runs: Sequence[Run]) -> Table:
     """All that was tried in a study."""
-    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    value = runs[0].unit
     table = Table(
         f"{names.study(name)}: every setting",
         ["optimizer", "loss", "setting", "epochs", f"validation ({value})", "averaged", "seeds"],
@@ -101,7 +102,7 @@ def averages(name: str, runs: Sequence[Run]) -> Table:
     length = max(run.epochs for run in runs)
     runs = [run for run in runs if run.epochs == length]
     forms = sorted({form for run in runs for form in run.last.val_averaged}, key=Fraction)
-    value = "MAE" if runs[0].is_regression else "accuracy, %"
+    value = runs[0].unit
     table = Table(
         f"{names.study(name)}: forms of the average",
         ["optimizer", "setting", "as it comes", *forms, "statistics anew"],
@@ -135,6 +136,35 @@ def beside(studies: Results) -> Table:
     return table
 
 
+def fixed(studies: Results) -> Table:
+    """One setting for all tasks: the mean test value of each method, its mean rank, and its worst distance to the best.
+
+    A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 less its
+    accuracy, over those of the best row.
+    """
+    columns: list[dict[tuple[Method, bool], float]] = []
+    heads = [names.study(name.removeprefix("fixed-")) for name in studies]
+    table = Table("One fixed setting for all tasks", ["", *heads, "mean rank", "worst"])
+    for runs in studies.values():
+        chosen = [(c.method, averaged, c) for averaged in (False, True) for c in choose(runs, averaged)]
+        columns.append({(method, averaged): c.test.mean for method, averaged, c in chosen if c.test.count})
+    lower = [runs[0].lower_is_better for runs in studies.values()]
+    error = [{k: v if low else 100 - v for k, v in c.items()} for c, low in zip(columns, lower, strict=True)]
+    least = [min(column.values(), default=math.nan) for column in error]
+    for row in columns[0] if columns else ():
+        if not all(row in column for column in columns):
+            continue
+        places = [1 + sum(other < column[row] for other in column.values()) for column in error]
+        worst = max(column[row] / best for column, best in zip(error, least, strict=True))
+        method, averaged = row
+        cells = [f"{c[row]:.3f}" if low else f"{c[row]:.1f}" for c, low in zip(columns, lower, strict=True)]
+        table.rows.append([names.method(method, averaged), *cells, f"{mean(places):.1f}", f"{worst:.2f}"])
+    for k, low in enumerate([*lower, True, True], 1):
+        embolden(table.rows, k, low)
+    table.note = "Test values, no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    return table
+
+
 def _anew(runs: Sequence[Run]) -> str:
     ends = [run.last for run in runs]
     added = [value - end.val_averaged[form] for end in ends for form, value in end.val_averaged_fresh.items()]
@@ -151,7 +181,7 @@ def claims(results: Results) -> Table:
     )
     for name, runs in results.items():
         dataset = runs[0].config["dataset"]
-        if name in SIDE_STUDIES or dataset not in OF_THE_PAPER:
+        if is_side(name) or dataset not in OF_THE_PAPER:
             continue
         found = {averaged: choose(runs, averaged) for averaged in (False, True)}
         loss = "hinge" if dataset == "snli" else "smooth-hinge"

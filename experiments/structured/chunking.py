@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from experiments.structured.runs import ChainLikelihood, Runs, arguments, need
+from experiments.structured.runs import Runs, arguments, need
 from proxsvm import ProxOptimizer
-from proxsvm.extras import load
-from proxsvm.losses import ChainHinge
+from proxsvm._extras import load
+from proxsvm.losses import ChainCRF, ChainHinge
 from proxsvm.solvers import SingleStepFW
 
 HOW = (
@@ -150,7 +150,7 @@ def run(method: str, data: dict[str, list[Sentence]], epochs: int) -> dict[str, 
     vocabulary = Vocabulary(data["train"])
     encoded = {name: vocabulary.encode(sentences) for name, sentences in data.items()}
     model = Tagger(vocabulary)
-    criterion: Any = ChainLikelihood()
+    criterion: Any = ChainCRF()
     if method == "CRF, Adam":
         optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.002)
     elif method == "CRF, SGD":

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.structured.runs import ChainLikelihood, Runs, arguments, need
+from experiments.structured.runs import Runs, arguments, need
 from experiments.structured.structural_svm import ChainSVM
 from proxsvm import ProxOptimizer, ProxProblem
-from proxsvm.losses import ChainHinge, MultiClassHinge
+from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 
@@ -193,7 +193,7 @@ def run(
     model: nn.Module = ConvNet() if method.startswith("conv") else Linear()
     if method == "CRF likelihood, Adam":
         adam = torch.optim.Adam(model.parameters(), lr=setting["lr"], weight_decay=setting["decay"])
-        return train_network(model, ChainLikelihood(), adam, train, test, epochs)
+        return train_network(model, ChainCRF(), adam, train, test, epochs)
     smooth = setting["smooth"]
     criterion = Letters(smooth=smooth) if method.startswith("multi") else ChainHinge(smooth=smooth)
     weight_decay = decay / (10 if method.startswith("multi") else 100 if method.startswith("conv") else 1)

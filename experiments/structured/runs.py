@@ -1,4 +1,4 @@
-"""What the structured experiments share: finished runs on disk, seeds, and the likelihood of a chain."""
+"""What the structured experiments share: finished runs on disk, and seeds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from proxsvm.losses import ChainHinge
-from proxsvm.losses.max_sum import log_partition, marginals
 
 
 class Runs:
@@ -54,23 +50,3 @@ def need(path: Path, how: str) -> Path:
     if not path.exists():
         raise SystemExit(f"{path} is not there. {how} Then pass its folder: --data DIR")
     return path
-
-
-class ChainLikelihood(nn.Module):
-    """The CRF baseline, −log p(y) = log Z − score(y), on the input of ChainHinge; its gradient is marginals − φ(y)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chain = ChainHinge()
-
-    def forward(self, scores: tuple[Tensor, ...], target: Any) -> Tensor:
-        (unary, pairwise), forest = self.chain.prepare(scores, target)
-        with torch.no_grad():
-            node, edge = marginals(unary, pairwise, forest.parents)
-            truth = self.chain.features(forest, (unary, pairwise))
-            s = (node * forest.nodes[..., None] - truth[0], edge * forest.edges[..., None, None] - truth[1])
-            padding = (~forest.nodes).sum(1) * torch.tensor(float(unary.shape[2])).log()  # padding is uniform
-            log_z = log_partition(unary, pairwise, forest.parents) - padding
-            value = log_z - (truth[0] * unary).sum((1, 2)) - (truth[1] * pairwise).sum((1, 2, 3))
-        linear = (s[0] * unary).sum((1, 2)) + (s[1] * pairwise).sum((1, 2, 3))
-        return (linear + (value - linear).detach()).mean()

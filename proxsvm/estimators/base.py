@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import pickle
 import warnings
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
-from proxsvm.extras import load
-from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm._extras import load
+from proxsvm._kernels.tensors import Array
+from proxsvm.losses.base import Atom, ConvexLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.row_loops import Array
+from proxsvm.solvers._block.base import is_feasible
 
 sklearn_base = load("sklearn.base", extra="estimators")
 sklearn_utils = load("sklearn.utils", extra="estimators")
@@ -29,27 +33,40 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     """
 
     def _check_options(self) -> None:
-        if not self.C > 0:
-            raise ValueError(f"C is {self.C!r}; expected a number above 0")
-        if not self.tol >= 0:
+        for name in ("C", "intercept_scaling"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected a finite number above 0")
+        if not 0 <= self.tol < math.inf:
             raise ValueError(f"tol is {self.tol!r}; expected a relative gap of 0 or more")
-        if not self.max_iter >= 1:
-            raise ValueError(f"max_iter is {self.max_iter!r}; expected at least 1 pass")
+        if not (isinstance(self.max_iter, Integral) and int(self.max_iter) >= 1):
+            raise ValueError(f"max_iter is {self.max_iter!r}; expected a whole number of passes, at least 1")
+        if not (self.solver is None or isinstance(self.solver, BlockFW)):
+            raise TypeError(
+                f"solver is {self.solver!r}; expected a proxsvm.solvers.BlockFW, or None. Its tol, max_passes and seed "
+                "are those of the estimator. For another solver make the problem with ProxProblem.from_features"
+            )
+        if not (self.loss is None or isinstance(self.loss, ConvexLoss)):
+            raise TypeError(f"loss is a {type(self.loss).__name__}; expected a loss of proxsvm.losses, or None")
+        if self.loss is not None and self.loss.reduction != "mean":
+            raise ValueError(f"the loss has reduction={self.loss.reduction!r}; expected 'mean', which C then weights")
 
     def _check_data(self, X: Any, *y: Any, **options: Any) -> Any:
         """X, or X and y, as scikit-learn validates them; without y the features must be those of the fit."""
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
         return validation.validate_data(self, X, *y, reset=bool(y), **checks)
 
-    def _solve(self, loss: PiecewiseLinearLoss, X: Any, target: Array, sample_weight: Any) -> Array:
+    def _solve(self, loss: ConvexLoss, X: Any, target: Array, sample_weight: Any) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets what was learnt."""
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
         omega = None
         if sample_weight is not None:
             omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         eta = self.C * (len(target) if omega is None else float(omega.sum()))
-        if not eta > 0:
-            raise ValueError("every sample_weight is zero; expected at least one sample with a weight")
+        if not 0 < eta < math.inf:
+            raise ValueError(
+                f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
+                + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
+            )
         problem = ProxProblem.from_features(
             loss,
             features if hasattr(features, "tocoo") else torch.as_tensor(features),
@@ -59,18 +76,14 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         )
         seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
-        before = getattr(self, "_atom", None) if self.warm_start else None
-        if before is not None and before[1].shape == target.shape and np.array_equal(before[1], target):
-            point = solver.solve(problem, start=before[0])
-        else:
-            point = solver.solve(problem)
+        point = solver.solve(problem, start=self._start(problem, target))
         assert point.gap is not None
         assert point.dual is not None
         gap = problem.relative(point.gap, point)
         if self.warm_start:
-            self._atom = point.atom, target
+            self._before = point.atom, target, _fingerprint(loss)
         self.n_iter_ = max(point.steps, 1)
-        self.dual_gap_ = float(point.gap) * eta  # the problem is the SVM's objective over η
+        self.dual_gap_ = max(float(point.gap), 0.0) * eta  # the problem is the SVM's objective over η
         self.objective_ = float(point.dual + point.gap) * eta
         if gap > max(self.tol, _rounding(problem)):
             warnings.warn(
@@ -86,6 +99,19 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.intercept_ = np.zeros(w.shape[:-1], w.dtype)
         return w
 
+    def _start(self, problem: ProxProblem, target: Array) -> Atom | None:
+        """The last fit's dual point, if it is one of this problem too; another loss may have another hull."""
+        if not (self.warm_start and hasattr(self, "_before")):
+            return None
+        atom, of_target, of_loss = self._before
+        assert atom is not None
+        if not np.array_equal(of_target, target):
+            return None
+        feasible = is_feasible(problem, atom)
+        if feasible is None:  # only the same loss has the same hull for certain
+            feasible = of_loss is not None and of_loss == _fingerprint(problem.origin.loss)
+        return atom if feasible else None
+
     def _scores(self, X: Any) -> Array:
         validation.check_is_fitted(self)
         X = self._check_data(X)
@@ -96,6 +122,14 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _fingerprint(loss: ConvexLoss) -> bytes | None:
+    """What tells a loss and its options from others; None if it cannot be told."""
+    try:
+        return pickle.dumps(loss)
+    except Exception:  # a user's loss may hold anything
+        return None
 
 
 def _with_ones(X: Any, scaling: float) -> Any:

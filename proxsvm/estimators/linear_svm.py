@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from proxsvm._extras import load
+from proxsvm._kernels.tensors import Array
 from proxsvm.estimators.base import LinearEstimator, sklearn_base
-from proxsvm.extras import load
 from proxsvm.losses import MultiClassHinge
-from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.losses.base import ConvexLoss
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.row_loops import Array
 
 ClassifierMixin: Any = sklearn_base.ClassifierMixin
 multiclass = load("sklearn.utils.multiclass", extra="estimators")
@@ -27,10 +27,11 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         C: the weight of the loss.
         loss: any loss over classes, ``MultiClassHinge()`` if None; its ``reduction`` must be "mean".
         tol: the certified relative gap (P − D)/P to reach.
-        max_iter: the most passes over the data.
+        max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
         intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
-        warm_start: begin at the last dual solution, if the targets are the same: for a path of C.
+        warm_start: begin at the last dual solution, if it is one of this problem too (the same targets, and a loss with
+            the same dual): for a path of C.
         random_state: of the order of the samples.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
 
@@ -44,7 +45,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     def __init__(
         self,
         C: float = 1.0,
-        loss: PiecewiseLinearLoss | None = None,
+        loss: ConvexLoss | None = None,
         *,
         tol: float = 1e-4,
         max_iter: int = 1000,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxsvm._kernels.tensors import Array
 from proxsvm.estimators.base import LinearEstimator, sklearn_base
 from proxsvm.losses import L1Regression
-from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.losses.base import ConvexLoss
 from proxsvm.solvers import BlockFW
-from proxsvm.solvers.row_loops import Array
 
 RegressorMixin: Any = sklearn_base.RegressorMixin
 
@@ -22,12 +22,13 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     Args:
         C: the weight of the loss.
         epsilon: the band of the default loss, within which an error is free.
-        loss: any loss of one prediction a sample, ``L1Regression(epsilon)`` if None.
+        loss: any loss of one prediction per sample, ``L1Regression(epsilon)`` if None.
         tol: the certified relative gap (P − D)/P to reach.
-        max_iter: the most passes over the data.
+        max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
         intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
-        warm_start: begin at the last dual solution, if the targets are the same: for a path of C.
+        warm_start: begin at the last dual solution, if it is one of this problem too (the same targets, and a loss with
+            the same dual): for a path of C.
         random_state: of the order of the samples.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
 
@@ -42,7 +43,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         self,
         C: float = 1.0,
         epsilon: float = 0.0,
-        loss: PiecewiseLinearLoss | None = None,
+        loss: ConvexLoss | None = None,
         *,
         tol: float = 1e-4,
         max_iter: int = 1000,

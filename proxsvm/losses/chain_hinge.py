@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from proxsvm.losses.forest_hinge import Forest, ForestHinge, check_labels, check_scores, real_nodes
+from proxsvm.losses._chains import chain_target, chains
+from proxsvm.losses._forest import Forest, ForestScores
+from proxsvm.losses._forest_hinge import ForestHinge
 
 
 class ChainHinge(ForestHinge):
@@ -18,7 +19,15 @@ class ChainHinge(ForestHinge):
     Scores: ``(unary, pairwise)`` or ``(unary, pairwise, start, end)`` with unary ``[B, T, K]``, pairwise ``[K, K]`` or
     ``[B, T - 1, K, K]`` indexed (from, to), start and end ``[K]``, ``[B, K]`` or None.
     Target: labels ``[B, T]``; for unequal lengths ``(labels, lengths)`` with lengths ``[B]``, or ``(labels, mask)``.
-    What stands on padding never matters.
+    Scores and labels on padding are ignored.
+
+    A mask may leave out any positions: the loss is that of the chain of the others, so a transition leads from one
+    unmasked position to the next. Of pairwise scores with one entry per transition, it takes the entry that leads
+    into the later of the two.
+
+    A score of −inf forbids a label or a transition (``transitions.masked_fill(illegal, -torch.inf)``): no prediction
+    uses it and no gradient reaches it. Where the true labels are forbidden the loss is +inf; NaN or +inf among the
+    scores make it NaN. In both cases the optimizer skips the step, or raises with ``nonfinite="raise"``.
 
     Args:
         cost: the Δ of one position as a ``[K, K]`` matrix indexed (predicted, true), summed over positions; the
@@ -28,6 +37,7 @@ class ChainHinge(ForestHinge):
             can raise the dual, and with the hinge's own atom for the others.
         reduction: as in torch, see :class:`~proxsvm.losses.PiecewiseLinearLoss`.
 
+    >>> import torch
     >>> unary = torch.tensor([[[2.0, 0.0], [0.0, 0.5]]])
     >>> agree = torch.eye(2)
     >>> ChainHinge()((unary, agree), torch.tensor([[0, 0]]))     # the best is [0, 1]: 2 + 0.5 + Δ = 1 against 3
@@ -36,48 +46,13 @@ class ChainHinge(ForestHinge):
     tensor([[0, 0]])
     """
 
-    is_chain = True
-
-    def prepare(self, scores: Any, target: Any) -> tuple[tuple[Tensor, Tensor], Forest]:
-        """Check everything; give each sequence its own pairwise scores, and add start and end to the unary ones."""
-        if isinstance(target, Forest):
-            return scores, target  # it is prepared
-        name = type(self).__name__
-        given = check_scores(name, scores)
-        if len(given) > 4:
-            raise ValueError(
-                f"{name} got {len(given)} scores; expected (unary, pairwise) or (unary, pairwise, start, end)"
-            )
-        (unary, pairwise), _ = super().prepare(given[:2], None)
-        start, end = (*given[2:], None, None)[:2]
-        B, T, K = unary.shape
-        if pairwise.shape not in ((K, K), (B, T - 1, K, K)):
-            raise ValueError(
-                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected [K, K] = ({K}, {K}) or "
-                f"[B, T - 1, K, K] = ({B}, {T - 1}, {K}, {K})"
-            )
-        labels, lengths = target if isinstance(target, (tuple, list)) else (target, None)
-        labels = check_labels(name, labels, unary)
-        nodes = real_nodes(name, lengths, labels)
-        for what, extra, at in (("start", start, torch.zeros_like(labels[:, 0])), ("end", end, nodes.sum(1) - 1)):
-            if extra is None:
-                continue
-            if extra.shape not in ((K,), (B, K)):
-                raise ValueError(
-                    f"{name} got {what} scores of shape {tuple(extra.shape)}; expected ({K},) or ({B}, {K})"
-                )
-            unary = unary.index_put((torch.arange(B, device=at.device), at), extra.to(unary), accumulate=True)
-        order = torch.arange(T, device=labels.device).expand(B, -1)
-        return self._standard(
-            unary, pairwise.expand(B, T - 1, K, K), Forest(labels, nodes, nodes[:, 1:], order[:, :-1], order)
-        )
+    def _arrange(self, scores: Any, target: Any) -> tuple[ForestScores, Forest]:
+        return chains(type(self).__name__, scores, *chain_target(type(self).__name__, target))
 
     def decode(self, scores: Any, target: Any = None, *, lengths: Any = None) -> Tensor:
         """The best labels ``[B, T]``, 0 on padding: a prediction, or with a target the loss-augmented one."""
-        unary = check_scores(type(self).__name__, scores)[0]
         if target is None:
-            blank = torch.zeros(unary.shape[:2], dtype=torch.long, device=unary.device)
-            prepared, forest = self.prepare(scores, (blank, lengths))
+            prepared, forest = chains(type(self).__name__, scores, None, lengths)
         else:
             prepared, forest = self.prepare(scores, target)
-        return self._labels(prepared, forest, augmented=target is not None)[:, : unary.shape[1]]
+        return self._labels(prepared, forest, augmented=target is not None)[:, : scores[0].shape[1]]

@@ -1,4 +1,4 @@
-"""The structured hinge over binary images: every pixel has a label, and neighbours like to agree."""
+"""The structured hinge over binary images: every pixel has a label, and equal neighbours have a score."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from proxsvm._kernels.tensors import Array
+from proxsvm.losses._graph_cut import scipy_cut
 from proxsvm.losses.base import Reduction, require
-from proxsvm.losses.graph_cut import Array, scipy_cut
-from proxsvm.losses.structured_hinge import StructuredHinge, finite
+from proxsvm.losses.structured_hinge import StructuredHinge
 
 
 class Image(NamedTuple):
@@ -18,6 +19,7 @@ class Image(NamedTuple):
 
     labels: Tensor  # [B, H, W], 0 or 1
     mask: Tensor  # [B, H, W], bool
+    weight: Tensor  # [B]: how much each pixel counts in Δ
 
 
 class GridHinge(StructuredHinge):
@@ -28,15 +30,16 @@ class GridHinge(StructuredHinge):
     Any submodular pairwise score is of this form, up to a change of the unary ones.
     Scores: ``(unary, right, down)``, unary ``[B, H, W]``; right ``[B, H, W - 1]`` holds the w of each pixel and its
     right neighbour, down ``[B, H - 1, W]`` that of each pixel and the one below; both may be anything that expands to
-    those shapes, so one weight for all is fine. A network keeps w ≥ 0 by a softplus, say.
+    those shapes, such as one weight for all. A network keeps w ≥ 0, for example, by a softplus.
     Target: labels ``[B, H, W]`` in {0, 1}, or ``(labels, mask)`` with a bool mask that is False at pixels to leave out.
+    NaN or infinite scores make the loss NaN, and the optimizer skips the step.
 
     Args:
         negative: what to do with w < 0, for which the best image cannot be found in general. ``"refuse"`` raises an
             error. ``"project"`` trains with max(w, 0) instead; a multi-step solver may still move the linearised w
             below zero, where the cut is taken at max(w, 0) and is then approximate (:attr:`exact` is False).
-        cut: finds the image; :func:`~proxsvm.losses.graph_cut.scipy_cut` by default, or
-            :func:`~proxsvm.losses.graph_cut.maxflow_cut`, which is faster.
+        cut: finds the image; :func:`~proxsvm.losses._graph_cut.scipy_cut` by default, or
+            :func:`~proxsvm.losses._graph_cut.maxflow_cut`, which is faster.
         normalize: divide Δ, the number of wrong pixels, by the number of pixels.
         reduction: as in torch, see :class:`~proxsvm.losses.PiecewiseLinearLoss`.
 
@@ -63,7 +66,7 @@ class GridHinge(StructuredHinge):
         self.exact = negative == "refuse"
 
     def prepare(self, scores: Any, target: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Image]:
-        """Check everything, expand the weights to one for each pair, and set what the mask leaves out to zero."""
+        """Check everything, expand the weights to one per pair, and set the scores outside the mask to zero."""
         if isinstance(target, Image):
             return scores, target  # it is prepared
         name = type(self).__name__
@@ -86,8 +89,10 @@ class GridHinge(StructuredHinge):
         labels, mask = target if isinstance(target, (tuple, list)) else (target, None)
         image = self._image(labels, mask, unary)
         inside = _inside(image.mask)
-        unary, right, down = (torch.where(m, u, 0.0) for m, u in zip(inside, (unary, right, down), strict=True))
-        require(finite(unary) & finite(right) & finite(down), f"{name} got scores that are NaN or infinite")
+        unary, right, down = (
+            torch.where(m, torch.where(u.isinf(), torch.nan, u), 0.0)
+            for m, u in zip(inside, (unary, right, down), strict=True)
+        )
         if self.negative == "project":
             right, down = right.clamp(min=0), down.clamp(min=0)
         self._refuse_negative(right.detach(), down.detach())
@@ -107,12 +112,13 @@ class GridHinge(StructuredHinge):
         require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
         labels = torch.where(mask, labels.long(), 0)
         require((labels == 0) | (labels == 1), f"{name} got a label that is not 0 or 1 (leave pixels out by the mask)")
-        return Image(labels, mask)
+        size = mask.flatten(1).sum(1).to(unary)
+        return Image(labels, mask, 1 / size if self.normalize else torch.ones_like(size))
 
     def _refuse_negative(self, right: Tensor, down: Tensor) -> None:
         if self.exact:
             require(
-                (right >= 0).all() & (down >= 0).all(),
+                ~(right < 0).any() & ~(down < 0).any(),
                 f"{type(self).__name__} got a pairwise score below 0, which is not submodular: no cut finds the best "
                 "image. Keep the weights positive (softplus), or ask for negative='project'. (If only a multi-step "
                 "solver meets this, its step makes a weight negative: a smaller lr helps)",
@@ -127,34 +133,25 @@ class GridHinge(StructuredHinge):
 
     def cost(self, labelling: Image, target: Image) -> Tensor:
         """Δ: the number of wrong pixels, or their share."""
-        wrong = ((labelling.labels != target.labels) & target.mask).flatten(1).sum(1)
-        return wrong / target.mask.flatten(1).sum(1) if self.normalize else wrong
+        return ((labelling.labels != target.labels) & target.mask).flatten(1).sum(1) * target.weight
 
     def decode(self, scores: Any, target: Any = None) -> Any:
         """The best images ``[B, H, W]``: a prediction, or with a target the loss-augmented ones."""
         blank = torch.zeros_like(scores[0], dtype=torch.long)
         prepared, image = self.prepare(scores, blank if target is None else target)
-        return self._best(prepared, None if target is None else image).labels
+        return self._best(prepared, image, augmented=target is not None).labels
 
-    def _best(self, scores: tuple[Tensor, Tensor, Tensor], target: Image | None) -> Image:
+    def _best(self, scores: tuple[Tensor, Tensor, Tensor], target: Image, *, augmented: bool = True) -> Image:
         unary, right, down = (u.detach() for u in scores)
         self._refuse_negative(right, down)
-        if target is not None:
-            gain = (1 - 2 * target.labels) * target.mask  # what Δ grows by when a pixel becomes 1
-            size = target.mask.flatten(1).sum(1)[:, None, None] if self.normalize else 1
-            unary, right, down = (
-                u * m for u, m in zip((unary + gain / size, right, down), _inside(target.mask), strict=True)
-            )
-        arrays = [u.double().cpu().numpy() for u in (unary, right.clamp(min=0), down.clamp(min=0))]
+        if augmented:
+            unary = unary + (1 - 2 * target.labels) * target.weight[:, None, None]  # what a label of 1 adds to Δ
+        unary, right, down = (u * m for u, m in zip((unary, right, down), _inside(target.mask), strict=True))
+        # Where a score is NaN the loss is, whatever the cut.
+        arrays = [u.double().nan_to_num().cpu().numpy() for u in (unary, right.clamp(min=0), down.clamp(min=0))]
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
         labels = torch.stack(found).to(unary.device).long()
-        mask = torch.ones_like(labels, dtype=torch.bool) if target is None else target.mask
-        return Image(labels * mask, mask)
-
-    def oracle(self, scores: Any, target: Image) -> Any:
-        """The atom of the minimum cut; where that is approximate and worse than y, the zero atom."""
-        found = self._atom(self._best(scores, target), scores, target)
-        return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
+        return target._replace(labels=labels * target.mask)
 
     def extra_repr(self) -> str:
         """With the options."""

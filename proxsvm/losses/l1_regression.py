@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from proxsvm.extras import load
-from proxsvm.losses.base import Atom, Polytope, Reduction
-from proxsvm.losses.hulls import Box
-from proxsvm.losses.regression import RegressionLoss, per_sample
+from proxsvm.losses._hulls import Box
+from proxsvm.losses._regression import RegressionLoss
+from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
 
 
-class L1Regression(RegressionLoss):
+class L1Regression(RegressionLoss, PiecewiseLinearLoss):
     """ℓ(u; y) = Σ_j max(0, |u_j − y_j| − ε), summed over the m outputs of a sample.
 
     Atoms: every s in {−1, 0, 1}^m, c = −⟨s, y⟩ − ε‖s‖₁. Scores and target ``[n, ...]``, one shape.
@@ -27,23 +26,9 @@ class L1Regression(RegressionLoss):
             raise ValueError(f"epsilon is {epsilon}; expected a band of width 0 or more")
         self.epsilon = epsilon
 
-    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
-        """The residual's sign, and 0 inside the band."""
-        residual = scores - target
-        s = residual.sign() * (residual.abs() > self.epsilon)
-        return Atom(s, -per_sample(s * target + self.epsilon * s.abs()))
-
     def hull(self, scores: Tensor, target: Tensor) -> Box:
         """The box −1 ≤ s ≤ 1 with the band."""
         return Box(-torch.ones_like(scores), torch.ones_like(scores), target, self.epsilon)
-
-    def polytope(self, scores: Tensor, target: Tensor) -> Polytope:
-        """s = a − b with a, b ≥ 0 and a + b ≤ 1; c = −⟨s, y⟩ − ε Σ (a + b)."""
-        cp = load("cvxpy", extra="qp")
-        y = target.reshape(len(target), -1).cpu().numpy()
-        a, b = cp.Variable(y.shape, nonneg=True), cp.Variable(y.shape, nonneg=True)
-        offset = -cp.sum(cp.multiply(y, a - b) + self.epsilon * (a + b), axis=1)
-        return Polytope((a - b,), offset, [a + b <= 1])
 
     def extra_repr(self) -> str:
         """With ε."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsvm.losses._hulls import Hull, Listed
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Scores, like, parts
 
 
@@ -18,7 +19,7 @@ class StructuredHinge(PiecewiseLinearLoss):
     A subclass says what its labellings are, in three methods: :meth:`features` is φ, :meth:`cost` is Δ and
     :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all where they are few: then the
     loss can be checked and verified by enumeration. A labelling is a tensor (or any object) for the whole batch; the
-    target is one of them. ``docs/extend.md`` walks a complete one.
+    target is one of them. ``docs/extend.md`` shows a complete example.
 
     >>> class TwoBits(StructuredHinge):
     ...     '''Two bits and a reward for their agreement: scores [n, 3], labellings [n, 2].'''
@@ -77,6 +78,10 @@ class StructuredHinge(PiecewiseLinearLoss):
         c = zero if target is None else self.cost(labelling, target).to(first)
         return Atom(self.features(labelling, scores), c).b(scores)
 
+    def _best(self, scores: Any, target: Any) -> Any:
+        """The ȳ of the oracle, for prepared scores and target, in the form of a prepared target."""
+        return self.decode(scores, target)
+
     def _atom(self, labelling: Any, scores: Any, target: Any) -> Atom:
         phi, truth = self.features(labelling, scores), self.features(target, scores)
         s = tuple(a - b for a, b in zip(parts(phi), parts(truth), strict=True))
@@ -84,22 +89,14 @@ class StructuredHinge(PiecewiseLinearLoss):
 
     def oracle(self, scores: Any, target: Any) -> Atom:
         """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not taken."""
-        found = self._atom(self.decode(scores, target), scores, target)
+        found = self._atom(self._best(scores, target), scores, target)
         return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
 
-    def vertices(self, scores: Any, target: Any) -> list[Atom] | None:
+    def hull(self, scores: Any, target: Any) -> Hull | None:
         """An atom for each listed labelling."""
         listed = self.labellings(scores, target)
-        return None if listed is None else [self._atom(labels, scores, target) for labels in listed]
+        return None if listed is None else Listed([self._atom(labels, scores, target) for labels in listed])
 
     def extra_repr(self) -> str:
-        """Says so where the decoder is approximate."""
+        """With a note where the decoder is approximate."""
         return super().extra_repr() + ("" if self.exact else ", exact=False")
-
-
-def finite(x: Tensor) -> Tensor:
-    """Whether all of ``x`` is finite, as a 0-dim tensor: 0 · x sums to 0 unless it holds a NaN or an infinity.
-
-    Ten times quicker than ``x.isfinite().all()``.
-    """
-    return (x.detach() * 0).sum() == 0

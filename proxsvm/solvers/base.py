@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Integral
 from typing import NamedTuple, TypeAlias
 
-from torch import Tensor
-
-from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm._numbers import Number
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
 
 
 class Trace(NamedTuple):
-    """Where a solver stands: after ``step`` steps (or passes over the blocks), ``seconds`` after it began.
+    """The state of a solver after ``step`` steps (or passes over the blocks), ``seconds`` after it began.
 
     ``primal`` and ``dual`` enclose the exact value, ``gap`` is their difference.
     """
@@ -29,12 +30,12 @@ Callback: TypeAlias = Callable[[Trace], None]
 
 
 class DualSolver(ABC):
-    """Base of all solvers. A subclass writes :meth:`solve`.
+    """Base of all solvers. A subclass writes :meth:`solve`, and declares what it needs.
 
-    ``needs_graph`` says whether :meth:`solve` asks for more than the problem's first vertex: then the optimizer must
-    be stepped with a closure. ``on_ranks`` says that it uses the samples only through the problem's ``expect()`` and
-    ``linearization.vjp()``, which are averages where several ranks train together; without it the optimizer refuses
-    to run it there. A solver holds options and no state of the training.
+    ``needs_graph``: :meth:`solve` asks for more than the problem's first vertex, so the optimizer must be stepped with
+    a closure. ``on_ranks``: it uses the samples only through the problem's ``expect()`` and ``linearization.vjp()``,
+    which are averages where several ranks train together; without it the optimizer refuses to run it there. A solver
+    holds options and no training state.
     """
 
     needs_graph: bool = True
@@ -45,29 +46,50 @@ class DualSolver(ABC):
         """A feasible dual point of ``problem``, at least as good as its start."""
 
 
-class Clock:
-    """Tells ``callback``, if there is one, where a solver stands. Without one it reads no value off the device.
+class Progress:
+    """Reports each step to the callback, and is the stopping rule of all iterative solvers:
 
-    >>> clock = Clock(lambda trace: print(trace.step, trace.primal, trace.dual))
-    >>> clock(1, dual=0.5, gap=0.25)
-    1 0.75 0.5
+        P − D ≤ tol · (P − D₀)    or    P − D ≤ fraction · (the first gap),       D₀ the dual of the start
+
+    >>> progress = Progress(0.0, tol=0.25, callback=lambda trace: print(trace.step, trace.primal, trace.dual))
+    >>> progress.stop(0, dual=0.5, gap=0.5), progress.stop(1, dual=0.75, gap=0.25)
+    0 1.0 0.5
+    1 1.0 0.75
+    (False, True)
     """
 
-    def __init__(self, callback: Callback | None) -> None:
-        self.callback, self.began = callback, time.perf_counter()
+    def __init__(
+        self, dual_of_start: Number, *, tol: float, fraction: float = 0.0, callback: Callback | None = None
+    ) -> None:
+        self.dual_of_start, self.tol, self.fraction, self.callback = dual_of_start, tol, fraction, callback
+        self.first: Number | None = None
+        self.began = time.perf_counter()
 
-    def __call__(self, step: int, dual: Tensor | float | None, gap: Tensor | float) -> None:
-        """Report one step."""
+    def enough(self, dual: Number, gap: Number) -> Number:
+        """The gap that ``tol`` asks for, tol · (P − D₀)."""
+        return self.tol * (gap + dual - self.dual_of_start)
+
+    def stop(self, step: int, dual: Number, gap: Number) -> bool:
+        """Report ``step``, and whether the solver may stop there. Without a callback no more is read off the device."""
         if self.callback is not None:
-            assert dual is not None
             d, g = float(dual), float(gap)
             self.callback(Trace(step, d + g, d, g, time.perf_counter() - self.began))
+        self.first = gap if self.first is None else self.first
+        # The negated form also stops where the gap is NaN.
+        return not (gap > self.enough(dual, gap) and gap > self.fraction * self.first)
 
 
-def check_options(*, tol: float, **counts: int) -> None:
-    """Raise ValueError unless ``tol`` is 0 or more and every count at least 1."""
+def check_options(*, tol: float, fraction: float = 0.0, **counts: int) -> None:
+    """Raise ValueError unless ``tol`` is at least 0, ``fraction`` in [0, 1) and every count a whole number from 1.
+
+    >>> check_options(tol=1e-3, max_steps=0)
+    Traceback (most recent call last):
+    ValueError: max_steps is 0; expected a whole number, at least 1
+    """
     for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} is {count}; expected at least 1")
+        if not (isinstance(count, Integral) and count >= 1):
+            raise ValueError(f"{name} is {count}; expected a whole number, at least 1")
     if not tol >= 0:
         raise ValueError(f"tol is {tol}; expected a relative gap of 0 or more")
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction is {fraction}; expected a fraction of the first gap, in [0, 1)")

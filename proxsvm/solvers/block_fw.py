@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from proxsvm.features import FeatureLinearization
+from proxsvm._kernels import jit
 from proxsvm.losses.base import Atom
-from proxsvm.problem import DualPoint, ProxProblem
-from proxsvm.solvers import kernels
-from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
-from proxsvm.solvers.blocks import Blocks, GramBlocks
-from proxsvm.solvers.rows import RowBlocks
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers._block.base import Blocks, flat_atom, is_feasible
+from proxsvm.solvers._block.gram import GramBlocks
+from proxsvm.solvers._block.rows import RowBlocks
+from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
 WORK = 1_000_000  # multiplications of a pass times passes: what an interpreter does in about the time of compiling
 
@@ -21,22 +22,23 @@ WORK = 1_000_000  # multiplications of a pass times passes: what an interpreter 
 class BlockFW(DualSolver):
     """One sample at a time, in random order, each solved over its own hull with the others held.
 
-    A block step is exact for a simplex or a box on linear models; else it is a run of pairwise Frank-Wolfe steps over
-    the atoms that the sample has seen, a new one from the oracle every pass. Both converge linearly.
+    On linear models a block step is exact where the hull is a simplex, a box, or the simplex under the entropy (the
+    hinge, ℓ1 and quantile regression, the cross-entropy); else it is a run of pairwise Frank-Wolfe steps over the atoms
+    that the oracle has found for the sample, a new one every pass. Both converge linearly.
 
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
-    memory stays linear. On a network it works on the Gram matrix J diag(η) Jᵀ of the m score entries: m backward
+    memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries: m backward
     passes in batches, and m·P + m² numbers of memory for P parameters. Its loops run on the CPU, compiled by numba
     where that is installed (``pip install 'proxsvm[fast]'``).
 
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.
-        max_passes: the most passes over all the samples.
-        inner: on features, how many further rounds a pass makes, at most, over the samples that still gain and the
-            classes that still matter (shrinking).
+        max_passes: at most this many passes over all the samples.
+        inner: on features, at most this many further rounds per pass over the samples that still gain and the classes
+            that still matter (shrinking).
         max_entries: the limit of m·P + m², above which a network is refused.
         seed: of the random order.
-        compiled: use numba; None means where it is installed, once the work repays compiling, which takes a second or
+        compiled: use numba; None means where it can be used, once the work repays compiling, which takes a second or
             more in every process.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each pass.
 
@@ -63,37 +65,41 @@ class BlockFW(DualSolver):
 
     def __post_init__(self) -> None:
         check_options(tol=self.tol, max_passes=self.max_passes, max_entries=self.max_entries)
-        if self.inner < 0:
+        if not self.inner >= 0:
             raise ValueError(f"inner is {self.inner}; expected 0 or more rounds")
 
     def solve(self, problem: ProxProblem, start: Atom | None = None) -> DualPoint:
         """Pass over the blocks until the certified gap is small.
 
         ``start``: the ``atom`` of an earlier point with the same samples and targets (at another η, say), as a warm
-        start. The returned point carries its own.
+        start. It must be a point of this loss's hull. The returned point carries its own.
         """
-        clock, rng = Clock(self.callback), np.random.default_rng(self.seed)
-        blocks = self._blocks(problem)
+        if start is not None and is_feasible(problem, start) is False:
+            raise ValueError(
+                f"the start is not a dual point of this {type(problem.origin.loss).__name__}: expected the atom of a "
+                "point with the same samples, targets and loss; leave start out for a cold start"
+            )
+        rng, blocks = np.random.default_rng(self.seed), self._blocks(problem)
         if start is not None:
-            blocks.begin(start)
+            blocks.begin(flat_atom(start))
+        progress = Progress(blocks.dual_of_start, tol=self.tol, callback=self.callback)
         passes = 0
         while True:
-            blocks.compiled = blocks.compiled or self._compiled(blocks)
-            dual, gap = blocks.look()
-            clock(passes, dual, gap)
-            aim = self.tol * (gap + dual - blocks.dual_of_start)
-            if not gap > aim or passes == self.max_passes:
+            compiled = self._compiled(blocks.work)
+            now = blocks.evaluate(compiled)
+            if progress.stop(passes, now.dual, now.gap) or passes == self.max_passes:
                 break
-            blocks.sweep(rng, aim / 2)
+            blocks.sweep(compiled, rng, now, float(progress.enough(now.dual, now.gap)) / 2)
             passes += 1
-        return replace(blocks.point(), steps=max(passes, 1))  # 0 steps would mean: the start itself
+        return replace(blocks.point(now), steps=max(passes, 1))  # 0 steps would mean: the start itself
 
     def _blocks(self, problem: ProxProblem) -> Blocks:
-        if isinstance(problem.linearization, FeatureLinearization):
-            return RowBlocks(problem, problem.linearization.features, self.inner)
-        return GramBlocks(problem, self.max_entries)
+        features = problem.linearization.features
+        if features is None:
+            return GramBlocks(problem, self.max_entries)
+        return RowBlocks(problem, features, self.inner)
 
-    def _compiled(self, blocks: Blocks) -> bool:
+    def _compiled(self, work: int) -> bool:
         if self.compiled is None:
-            return blocks.work > WORK and kernels.available()
+            return work > WORK and jit.has_numba()
         return self.compiled

@@ -9,21 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsvm.extras import load
-from proxsvm.losses.base import Atom, Polytope, like, parts
-from proxsvm.point import certified
-from proxsvm.problem import DualPoint, ProxProblem
-from proxsvm.solvers.base import DualSolver
+from proxsvm._extras import load
+from proxsvm.losses._hulls import Hull, Listed
+from proxsvm.losses.base import Atom, detached, like, parts
+from proxsvm.point import DualPoint, certified
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers.base import DualSolver, check_options
 
 
 @dataclass(frozen=True)
 class ExactQP(DualSolver):
     """The maximum of the dual as a quadratic programme, solved by cvxpy (Clarabel by default).
 
-        maximise   lam − ½ ‖r + delta‖²_η   over the hull of the atoms of every sample
+        maximise   lam − ½ ‖r + delta‖²   over the hull of the atoms of every sample
 
-    The hull is the loss's own compact polytope where it has one; else the hull of its listed vertices; else the hull
-    of atoms that the oracle finds, re-solved until the oracle finds no better one. So every loss can be verified.
+    The hull is the loss's own where it has one; else that of the atoms which the oracle finds, re-solved until it finds
+    no better one. So every loss can be verified.
 
     Args:
         solver: any QP solver of cvxpy, by its name there.
@@ -39,19 +40,24 @@ class ExactQP(DualSolver):
     max_rounds: int = 500
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_options(tol=self.tol, max_entries=self.max_entries, max_rounds=self.max_rounds)
+
     def solve(self, problem: ProxProblem) -> DualPoint:
         """The best dual point, with its certified gap."""
         origin = problem.origin
-        loss, scores, target = origin.loss, like(origin.scores, _detached(origin.scores)), origin.target
+        loss, scores, target = origin.loss, detached(origin.scores), origin.target
         factor = _factor(problem, self.max_entries)
-        polytope = loss.polytope(scores, target)
-        if polytope is not None:
-            return self._best_of(problem, polytope, factor)
+        hull = loss.hull(scores, target)
+        if hull is not None:
+            return self._best_of(problem, hull, factor)
 
-        atoms = loss.vertices(scores, target) or [loss.oracle(scores, target)]
+        atoms, bounds = [loss.oracle(scores, target)], origin.lower_bounds()
+        if bounds is not None:
+            atoms.append(Atom(like(scores, tuple(torch.zeros_like(u) for u in parts(scores))), bounds))
         point = problem.start()
         for _ in range(self.max_rounds):
-            point = self._best_of(problem, _hull(atoms, scores), factor)
+            point = self._best_of(problem, Listed(atoms), factor)
             assert point.gap is not None
             if problem.relative(point.gap, point) <= self.tol:
                 return point
@@ -61,12 +67,12 @@ class ExactQP(DualSolver):
             atoms.append(found)
         raise RuntimeError(
             f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
-            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a polytope() or vertices(), or raise "
+            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a hull(), or raise "
             "max_rounds or tol"
         )
 
-    def _best_of(self, problem: ProxProblem, polytope: Polytope, factor: np.ndarray[Any, Any]) -> DualPoint:
-        cp = load("cvxpy", extra="qp")
+    def _best_of(self, problem: ProxProblem, hull: Hull, factor: np.ndarray[Any, Any]) -> DualPoint:
+        polytope, cp = hull.express(), load("cvxpy", extra="qp")
         origin = problem.origin
         p = _numpy(origin.coefficients)
         lam: Any = p @ polytope.offset
@@ -84,13 +90,16 @@ class ExactQP(DualSolver):
             torch.as_tensor(s.value, dtype=u.dtype, device=u.device).reshape(u.shape)
             for s, u in zip(polytope.s, parts(origin.scores), strict=True)
         )
-        offset = torch.as_tensor(polytope.offset.value).to(origin.coefficients)
-        point = problem.vertex(Atom(like(origin.scores, found), offset))
+        s = like(origin.scores, found)
+        offset = hull.lift(s)  # a concave offset may be NaN where rounding takes s out of its domain
+        if offset is None:
+            offset = torch.as_tensor(polytope.offset.value).to(origin.coefficients)
+        point = problem.vertex(Atom(s, offset))
         return certified(point, problem.gap(point))
 
 
 def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:
-    """F with ‖F [1; x]‖² = ‖r + Jᵀx‖²_η, of at most m + 1 rows for m score entries: the R of a QR decomposition."""
+    """F with ‖F [1; x]‖² = ‖r + Jᵀx‖², of at most m + 1 rows for m score entries: the R of a QR decomposition."""
     line = problem.linearization
     m, P = sum(u.numel() for u in parts(line.scores)), sum(w.numel() for w in problem.params)
     if m * P > max_entries:
@@ -98,27 +107,9 @@ def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:
             f"the exact QP of {m} score entries and {P} parameters needs a Jacobian of {m * P:,} entries, more than "
             f"max_entries={max_entries:,}: verify on fewer samples or a smaller network, or raise max_entries"
         )
-    r = torch.cat([(g.decay * problem.params[i]).reshape(-1).double() for g in problem.groups for i in g.at])
-    eta = torch.cat(
-        [torch.as_tensor(g.eta).double().expand(problem.params[i].numel()) for g in problem.groups for i in g.at]
-    ).to(r.device)
-    matrix = torch.cat([r.detach()[:, None], line.jacobian().double().T], 1) * eta.sqrt()[:, None]
+    r = torch.cat([x.reshape(-1) for x in problem.geometry.r()])
+    matrix = problem.geometry.root(torch.cat([r[None], line.jacobian()]).double()).T
     return _numpy(torch.linalg.qr(matrix, mode="r").R if m + 1 < P else matrix)
-
-
-def _hull(atoms: list[Atom], scores: Any) -> Polytope:
-    """The convex hull of the listed atoms, for each sample by itself: weights α ≥ 0 with Σ_v α_v = 1."""
-    cp = load("cvxpy", extra="qp")
-    n = len(atoms[0].offset)
-    zero = Atom(like(scores, tuple(torch.zeros_like(u) for u in parts(scores))), torch.zeros_like(atoms[0].offset))
-    atoms = [zero, *atoms]  # (0, 0) is always in the hull
-    alpha = cp.Variable((n, len(atoms)), nonneg=True)
-    s = []
-    for k in range(len(parts(scores))):
-        of_sample = np.stack([_numpy(parts(a.s)[k]).reshape(n, -1) for a in atoms], axis=1)  # [n, V, size]
-        s.append(cp.vstack([alpha[i] @ of_sample[i] for i in range(n)]))
-    offset = cp.sum(cp.multiply(np.stack([_numpy(a.offset) for a in atoms], axis=1), alpha), axis=1)
-    return Polytope(tuple(s), offset, [cp.sum(alpha, axis=1) == 1])
 
 
 def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
@@ -136,7 +127,3 @@ def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
 
 def _numpy(x: Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(x.detach().cpu().double().numpy())
-
-
-def _detached(scores: Any) -> tuple[Tensor, ...]:
-    return tuple(u.detach() for u in parts(scores))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxsvm.point import certified
-from proxsvm.problem import DualPoint, ProxProblem
-from proxsvm.solvers.base import Callback, Clock, DualSolver, check_options
+from proxsvm.point import DualPoint, certified
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class MultiStepFW(DualSolver):
     step costs a vjp and a jvp of the network.
 
     Args:
-        max_steps: the most steps.
+        max_steps: at most this many steps.
         tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
         fraction: stop once the gap is at most this fraction of the first one. With 0.3, say, an easy batch costs one
             step, and only the hard ones get more.
@@ -42,19 +42,17 @@ class MultiStepFW(DualSolver):
     callback: Callback | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_options(tol=self.tol, max_steps=self.max_steps)
-        if not 0 <= self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction}; expected a fraction of the first gap, in [0, 1)")
+        check_options(tol=self.tol, fraction=self.fraction, max_steps=self.max_steps)
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """Step until the certified gap is small."""
-        clock, point, first = Clock(self.callback), problem.start(), None
+        point = problem.start()
+        assert point.dual is not None
+        progress = Progress(point.dual, tol=self.tol, fraction=self.fraction, callback=self.callback)
         for step in range(self.max_steps):
             atom, gap = problem.best_atom(point)
-            clock(step, point.dual, gap)
-            first = gap if first is None else first
-            # The negated form also stops where the gap is not a number.
-            if not (problem.relative(gap, point) > self.tol and gap > self.fraction * first):
+            assert point.dual is not None  # the start and every move know it
+            if progress.stop(step, point.dual, gap):
                 return certified(point, gap)
             point = problem.move(point, problem.vertex(atom, reuse=self.max_steps > 1))
         return point

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxsvm.problem import DualPoint, ProxProblem
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 
 

@@ -1,0 +1,109 @@
+"""Runs the compiled loop over the rows of class scores, where there is numba and threads of torch to run it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from proxsvm._extras import load
+from proxsvm._kernels.tensors import PLAIN, traced
+
+GRAIN = 1 << 16  # scores of a block: enough to be worth a thread
+Kind: TypeAlias = Literal["hinge", "smooth hinge", "cross-entropy"]
+KINDS: tuple[Kind, ...] = ("hinge", "smooth hinge", "cross-entropy")
+HINGE, SMOOTH, CROSS_ENTROPY = range(3)  # their numbers in a job
+
+# The fields of a job, eight bytes each: how many blocks are taken, how many there are, and the rows of one; n and K;
+# the addresses of the scores [n, K], of the classes [n], of p s [n, K] (or 0), of the class weights [K] (or 0) and of
+# the sum of each block; the class to ignore, the kind of loss, and whether to divide by the weight of all samples.
+# The loop fills in the p of a weight of 1 (float64), how many samples count, and what is wrong.
+TAKEN, BLOCKS, ROWS, N, CLASSES, U, Y, S, WEIGHT, SUMS, IGNORE, KIND, MEAN, SHARE, COUNTED, STATUS = range(16)
+FINE, NO_SUCH_CLASS, MASKED = range(3)  # of the status
+WORDS = 16
+
+
+class Rows(NamedTuple):
+    """Σ p b over the rows, the p of a weight of 1, and how many samples count."""
+
+    total: float
+    share: float
+    counted: int
+
+
+def in_memory(scores: Tensor, target: Tensor) -> bool:
+    """Whether the loop can read the memory: contiguous floats ``[n, K]`` and classes ``[n]`` on the CPU, untraced."""
+    return (
+        not traced()
+        and type(scores) in PLAIN
+        and type(target) is Tensor
+        and scores.dtype in (torch.float32, torch.float64)
+        and target.dtype == torch.int64
+        and scores.is_cpu
+        and target.is_cpu
+        and scores.layout == target.layout == torch.strided
+        and scores.dim() == 2
+        and scores.shape[:1] == target.shape
+        and scores.numel() > 0
+        and scores.is_contiguous()
+        and target.is_contiguous()
+        and not scores.is_neg()  # the memory of such a view holds the numbers with the other sign
+    )
+
+
+@functools.cache
+def loops(dtype: torch.dtype) -> Any:
+    """The compiled loops, or None where numba is missing or unusable: torch's operations give the same numbers."""
+    try:
+        if load("numba", extra="fast").config.DISABLE_JIT:
+            return None
+        from proxsvm._kernels.class_entries import compiled
+
+        return compiled(dtype)
+    except Exception:
+        logging.getLogger(__name__).debug("no compiled loop over class scores, torch is used", exc_info=True)
+        return None
+
+
+def run(
+    kind: Kind, u: Tensor, y: Tensor, s: Tensor | None, weight: Tensor | None, ignore: int, mean: bool
+) -> Rows | None:
+    """The loss of each row, and p s into ``s``; None where a class does not exist or a score is −∞.
+
+    ``s`` may be missing for the plain hinge. The arguments must be :func:`in_memory`, ``s`` like ``u``, and ``weight``
+    contiguous, ``[K]`` and of the same dtype.
+    """
+    found = loops(u.dtype)
+    if found is None:
+        return None
+    (count, rows, single), (n, K) = found, u.shape
+    addresses = [0 if t is None else t.data_ptr() for t in (u, y, s, weight)]
+    if n * K < 2 * GRAIN:
+        total, share, counted, status = single(*addresses, n, K, ignore, KINDS.index(kind), mean)
+        return Rows(total, share, counted) if status == FINE else None
+    size = max(1, GRAIN // K)
+    blocks = -(-n // size)
+    sums = (ctypes.c_double * blocks)()
+    fields = [0, blocks, size, n, K, *addresses, ctypes.addressof(sums), ignore, KINDS.index(kind), mean, 0, 0, 0]
+    job = (ctypes.c_int64 * WORDS)(*fields)
+    at = ctypes.addressof(job)
+    count.ctypes(at)
+    if job[STATUS] != FINE:
+        return None
+    _in_team(rows, at, min(blocks, torch.get_num_threads()))
+    share = ctypes.c_double.from_address(at + 8 * SHARE).value
+    return Rows(share * sum(sums), share, job[COUNTED]) if job[STATUS] == FINE else None
+
+
+def _in_team(loop: Any, job: int, threads: int) -> None:
+    from proxsvm._kernels.step_loops import team
+
+    found = team() if threads > 1 else None
+    if found is None:
+        loop.ctypes(job)
+    else:
+        found.run(loop.address, job, threads, 0)

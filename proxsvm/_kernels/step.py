@@ -1,0 +1,66 @@
+"""Which kernels take a step: loops compiled by numba on the CPU, Triton's on a GPU, where they can; else torch's own.
+
+On a CPU without numba these take one slice of the memory after the other; ``fused=False`` is the path of accelerators.
+
+Nothing above this module knows which ones run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm._extras import load
+from proxsvm._kernels import step_compiled as compiled
+from proxsvm._kernels import step_triton as triton
+from proxsvm._kernels.passes import Moments, Passes, Tensors, shapes
+from proxsvm._kernels.step_foreach import ForeachPasses
+from proxsvm._kernels.step_slices import SlicedPasses
+
+PLANS = 64  # kept at most: where other gradients are missing at every step, none is ever used again
+
+
+class StepKernels:
+    """Chooses the kernels for a list of tensors, and keeps what can be kept from step to step.
+
+    ``fused``: None compiles where that is possible, True insists on it, False never does; ``like``: a parameter.
+    """
+
+    def __init__(self, fused: bool | None = None, like: Tensor | None = None) -> None:
+        self.fused = fused
+        if fused:  # say now what is missing
+            on_gpu = like is not None and like.device.type in triton.DEVICES
+            load("triton", extra="gpu") if on_gpu else load("numba", extra="fast")
+        self._plans: dict[object, Any] = {}
+
+    def bind(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> Passes:
+        """The passes over parameters ``w`` and a direction ``x``, of one dtype and device; M = 1 without moments."""
+        if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses by itself
+            return ForeachPasses(w, x, moments)
+        first = w[0]
+        kind: Any = triton if first.device.type in triton.DEVICES else compiled
+        obstacle = kind.obstacle(w, x)
+        if obstacle is None and not self.fused and not compiled.watched() and not kind.available(first.dtype):
+            return ForeachPasses(w, x, moments) if kind is triton else SlicedPasses(w, x, moments)
+        if obstacle is None and (self.fused or not compiled.watched()):
+            made: Passes = kind.FusedPasses(w, x, self._plan(w, kind.Plan), moments)
+            obstacle = made.obstacle()
+            if obstacle is None:
+                return made
+        if self.fused:
+            raise RuntimeError(
+                f"fused=True, but {obstacle}: {kind.TAKES}. Leave fused at None, which uses them wherever they can be "
+                "used"
+            )
+        return ForeachPasses(w, x, moments)
+
+    def _plan(self, w: Tensors, kind: Callable[[Tensors], Any]) -> Any:
+        key = (w[0].dtype, w[0].device, *shapes(w))
+        if key not in self._plans:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = kind(w)
+        return self._plans[key]

@@ -1,0 +1,208 @@
+"""The passes of a step as two loops over the memory of the tensors, compiled by numba (the extra ``fast``).
+
+The inner products read w and x once; the update reads w, x, z and writes w, z: seven streams of memory against the five
+of ``torch.optim.SGD(fused=True)``; ten in a diagonal metric against the seven of ``Adam(fused=True)``. No temporary
+memory but the addresses, and three sums per 65,536 parameters. The loops are in :mod:`proxsvm._kernels.step_loops`,
+which is imported at the first step that can use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, compare, shapes
+from proxsvm._kernels.tensors import PLAIN, disjoint, is_dense
+from proxsvm._numbers import to_float
+
+CHUNK = 1 << 16  # elements that a thread takes at a time
+HEAD, SCALARS = 8, 10  # words of a job before the shares, and scalars, as in step_loops.py
+WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16
+DTYPES = (torch.float32, torch.float64)
+TAKES = "the compiled loops take dense float32 and float64 parameters in the memory of the CPU"
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
+    """Why no loop can take these tensors; None if one can."""
+    dtype = w[0].dtype
+    if dtype not in DTYPES:
+        return f"a parameter has dtype {dtype}"
+    if not w[0].is_cpu:
+        return f"a parameter is on {w[0].device}"
+    if not PLAIN.issuperset(map(type, w)) or not PLAIN.issuperset(map(type, x)):
+        return "a parameter or its gradient is of a subclass of torch.Tensor"
+    if not all(map(attrgetter("is_cpu"), x)):
+        return "a gradient is not on the CPU"
+    return None
+
+
+def watched() -> bool:
+    """Whether a mode, a tracer or a transform of torch has to see every operation: it would not see the loops."""
+    try:
+        traced = torch._C._get_tracing_state() is not None or torch._C._functorch.maybe_current_level() is not None
+    except AttributeError:  # private functions of torch: without them, take no risk
+        return True
+    return traced or is_in_torch_dispatch_mode()
+
+
+@functools.cache
+def available(dtype: torch.dtype) -> bool:
+    """Whether there are loops for a dtype, and threads to run them."""
+    try:
+        from proxsvm._kernels import step_loops
+
+        step_loops.compiled("products", dtype), step_loops.compiled("advance", dtype)
+    except Exception:  # whatever is wrong with numba here: torch's kernels give the same numbers
+        logging.getLogger(__name__).debug("no compiled loops, torch's kernels are used", exc_info=True)
+        return False
+    return step_loops.team() is not None
+
+
+class Plan:
+    """Tensors of these shapes cut into chunks: a ``table`` of each chunk's tensor, first element and length.
+
+    It is kept from step to step, with what was found out about the addresses of the last one.
+    """
+
+    def __init__(self, w: Sequence[Tensor]) -> None:
+        sizes = [t.numel() for t in w]
+        self.dtype, self.total, self.shapes = w[0].dtype, sum(sizes), shapes(w)
+        cuts = [(i, start, min(CHUNK, n - start)) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)]
+        self.table = np.array(cuts, dtype=np.int64).reshape(-1, 3)
+        self.n, self.address = len(self.table), self.table.ctypes.data
+        self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(self.dtype.itemsize)
+        self.sums, self.scalars = np.empty((self.n, 4)), np.zeros(SCALARS, dtype=str(self.dtype).removeprefix("torch."))
+        self.sums_address, self.scalars_address = self.sums.ctypes.data, self.scalars.ctypes.data
+        self.disjoint = b""  # addresses of parameters that do not overlap
+        self.known: dict[int, tuple[Tensors, bytes]] = {}  # streams that were checked, and where they were
+        self._shares: dict[int, Array] = {}
+
+    def shares(self, threads: int) -> Array:
+        """For each thread the chunks that it has taken, its first, and the one after its last; of about equal size."""
+        if threads not in self._shares:
+            ends = np.searchsorted(np.cumsum(self.table[:, 2]), self.total * np.arange(1, threads) / threads)
+            bounds = np.array([0, *ends, self.n])
+            self._shares[threads] = np.stack([0 * bounds[1:], bounds[:-1], bounds[1:]], 1).astype(np.uint64).reshape(-1)
+        return self._shares[threads]
+
+
+class FusedPasses(Passes):
+    """The two passes as two jobs for the loops. Shapes are compared before an address is taken."""
+
+    def __init__(self, w: Tensors, x: Tensors, plan: Plan, moments: Moments | None = None) -> None:
+        self.w, self._plan, self._moments = w, plan, moments
+        self._threads = max(1, min(torch.get_num_threads(), plan.total // CHUNK))
+        self._first = HEAD + 3 * self._threads
+        self._job = np.zeros(self._first + 6 * len(w), dtype=np.uint64)
+        self._address = self._job.ctypes.data
+        self._contiguous = all(map(Tensor.is_contiguous, w))
+        self._at = self._point(0, w)
+        self.x = self._stream(1, x, "gradient")
+        self._v = None if moments is None else self._kept(2, moments.v, "second moment")
+
+    def _stream(self, k: int, tensors: Tensors, what: str) -> Tensors:
+        """The tensors of stream ``k``, laid out as w is, with their addresses in the job."""
+        on_cpu = k == 1 or all(map(attrgetter("is_cpu"), tensors))  # of a gradient it is known
+        if not on_cpu or self._plan.shapes != shapes(tensors):
+            compare(what, self.w, tensors)  # says which, and why
+        if not self._contiguous or not _is_plain(tensors, self._plan.dtype):
+            tensors = [_laid_out_as(a, b) for a, b in zip(self.w, tensors, strict=True)]
+        self._point(k, tensors)
+        return tensors
+
+    def _kept(self, k: int, tensors: Tensors, what: str) -> Tensors:
+        """The same for tensors that are kept from step to step: those of the last step need no second check."""
+        known, at = self._plan.known.get(k, ((), b""))
+        same = self._contiguous and len(known) == len(tensors) and all(map(operator.is_, known, tensors))
+        if same and self._point(k, tensors) == at:  # their data was not replaced either
+            return tensors
+        found = self._stream(k, tensors, what)
+        if found is tensors:
+            self._plan.known[k] = tensors, self._point(k, tensors)
+        return found
+
+    def _point(self, k: int, tensors: Tensors) -> bytes:
+        n, start = len(tensors), self._first + k * len(tensors)
+        addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.uint64, n)
+        self._job[start : start + n] = addresses
+        return addresses.tobytes()
+
+    def obstacle(self) -> str | None:
+        """Why the loops cannot take these parameters after all; None if they can."""
+        if not self._contiguous and not all(map(is_dense, self.w)):
+            return "a parameter has gaps or overlaps in its memory"
+        return None if self._disjoint() else "two parameters share memory"
+
+    def _disjoint(self) -> bool:
+        """Whether no two parameters overlap in memory: two threads must not write to one address."""
+        known, size = self._at, self._plan.bytes
+        if self._plan.disjoint != known:
+            if not disjoint(np.frombuffer(known, np.uint64), size):
+                return False
+            self._plan.disjoint = known
+        return True
+
+    def _run(self, name: str, flags: int) -> None:
+        from proxsvm._kernels import step_loops
+
+        plan, team = self._plan, step_loops.team()
+        number = team.number if team is not None and self._threads > 1 else 0
+        if self._moments is not None:
+            _, beta2, correction, eps, scale = self._moments
+            plan.scalars[5:10] = beta2, 1 - beta2, to_float(correction), eps, to_float(scale)
+            flags |= MOMENTS
+        head = self._threads, len(self.w), plan.address, flags, plan.sums_address, plan.dtype.itemsize, number
+        self._job[:HEAD] = *head, plan.scalars_address
+        self._job[HEAD : self._first] = plan.shares(self._threads)
+        step_loops.run(name, plan.dtype, self._address, self._threads)
+
+    def products(self, with_w: bool = True, start: Tensors | None = None) -> Sums:
+        """The inner products as Python floats."""
+        laid_out = None if start is None else self._kept(5, start, "start")  # alive while its addresses are used
+        self._run("products", (WITH_W if with_w else 0) | (START if laid_out is not None else 0))
+        xx, wx, ww, uu = self._plan.sums.sum(0).tolist()
+        return Sums(xx, wx, ww, uu) if with_w else Sums(xx, uu=uu)
+
+    def advance(self, z: Tensors | None, average: Tensors | None, update: Update) -> None:
+        """Change everything in place."""
+        if to_float(update.skip):
+            return
+        moved = [(self._moments.v, self._v)] if self._moments is not None and self._v is not None else []
+        flags = 0
+        for k, flag, what, tensors in ((3, VELOCITY, "velocity", z), (4, AVERAGE, "average", average)):
+            if tensors is not None:
+                moved.append((tensors, self._kept(k, tensors, what)))
+                flags |= flag
+        push, lift, drop, mu, rate = (to_float(c) for c in update[:5])
+        self._plan.scalars[:5] = push, lift, 1 - drop, mu, rate
+        self._run("advance", flags)
+        for tensors, copies in moved:
+            if copies is not tensors:
+                torch._foreach_copy_(list(tensors), list(copies))
+        torch.autograd.graph.increment_version(self.w)
+
+
+def _is_plain(x: Tensors, dtype: torch.dtype) -> bool:
+    """Whether the memory of all tensors is that of contiguous tensors of this dtype."""
+    return (
+        all(map(Tensor.is_contiguous, x))
+        and {dtype}.issuperset(map(attrgetter("dtype"), x))
+        and not any(map(Tensor.is_neg, x))  # the memory of a negative view holds the opposite numbers
+    )
+
+
+def _laid_out_as(w: Tensor, x: Tensor) -> Tensor:
+    """``x`` with the memory order and dtype of ``w``, copied only where it has to be."""
+    alike = x.stride() == w.stride() and x.dtype == w.dtype and not x.is_neg()
+    return x if alike else torch.empty_like(w).copy_(x)

@@ -1,0 +1,135 @@
+"""What every kernel and every loss must know of a tensor: its type, its precision, and who is watching."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})  # exact types only: a subclass may have no memory of its own
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are accumulated: float32 for half precision, else the dtype itself.
+
+    >>> accumulator(torch.bfloat16), accumulator(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.float32 if dtype in HALF else dtype
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in the dtype in which it is summed; itself unless it has half precision.
+
+    >>> widened(torch.ones(1, dtype=torch.float16)).dtype
+    torch.float32
+    """
+    return x.float() if x.dtype in HALF else x
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor fills its memory without gaps and overlaps, in whatever order of its dimensions.
+
+    >>> is_dense(torch.ones(2, 3).t()), is_dense(torch.ones(2, 3)[:, :2]), is_dense(torch.ones(3).expand(2, 3))
+    (True, False, False)
+    """
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True
+
+
+def disjoint(addresses: Array, sizes: Array) -> bool:
+    """Whether no two tensors of these addresses and sizes in bytes overlap.
+
+    >>> sizes = np.array([6, 0, 4], dtype=np.uint64)
+    >>> disjoint(np.array([0, 3, 6], dtype=np.uint64), sizes), disjoint(np.array([0, 9, 5], dtype=np.uint64), sizes)
+    (True, False)
+    """
+    order = np.argsort(addresses, kind="stable")
+    order = order[sizes[order] > 0]
+    return not bool((addresses[order][:-1] + sizes[order][:-1] > addresses[order][1:]).any())
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is active: its tensors have no memory, and cannot be written into.
+
+    >>> in_transform(), torch.func.vmap(lambda x: x + in_transform())(torch.zeros(2))
+    (False, tensor([1., 1.]))
+    """
+    return not torch.compiler.is_compiling() and bool(_transforms_active())
+
+
+def traced() -> bool:
+    """Whether a compiler, a tracer or a transform follows every operation: to it a loop's result is a constant.
+
+    >>> traced()
+    False
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
+        or bool(_transforms_active())
+        or _forward_level() >= 0
+        or _proxy_mode()
+    )
+
+
+def readable(x: Tensor) -> bool:
+    """Whether the host may read the numbers of ``x``: they are in its own memory, and nothing follows the operations.
+
+    >>> readable(torch.ones(1)), readable(torch.ones(1, device="meta"))
+    (True, False)
+    """
+    return type(x) in PLAIN and x.is_cpu and not traced()
+
+
+def number(x: Tensor) -> float:
+    """Of a 0-dim tensor that is :func:`readable`, and no negative view; ``item()`` would count as a synchronisation.
+
+    >>> number(torch.tensor(2.0)), number(torch.tensor(True))
+    (2.0, 1.0)
+    """
+    return float(_C_TYPES[x.dtype].from_address(x.data_ptr()).value)
+
+
+_C_TYPES: dict[torch.dtype, Any] = {
+    torch.float32: ctypes.c_float,
+    torch.float64: ctypes.c_double,
+    torch.bool: ctypes.c_bool,
+}
+
+
+# Private functions of torch; where one is missing, the answer is the one that takes the general path.
+
+
+def _transforms_active() -> bool:
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return True if active is None else bool(active())
+
+
+def _forward_level() -> int:
+    return int(getattr(torch.autograd.forward_ad, "_current_level", 0))
+
+
+def _modes() -> int:
+    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return 1 if count is None else int(count())
+
+
+def _proxy_mode() -> bool:
+    """Whether ``make_fx`` records: the only one of torch's dispatch modes that keeps what it sees."""
+    if not _modes():
+        return False
+    try:
+        return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    except (AttributeError, RuntimeError):
+        return True

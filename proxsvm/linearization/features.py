@@ -1,0 +1,122 @@
+"""The linear case: scores are features times weights, so J is the features themselves and no graph is needed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from proxsvm.linearization.base import LinearMap
+from proxsvm.losses.base import ConvexLoss, Origin, Scores, parts
+
+
+class FeatureLinearization(LinearMap):
+    """d ↦ X d for features X, ``[n, F]`` dense or sparse, and one weight tensor ``[*out, F]``; scores ``[n, *out]``.
+
+    >>> X = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    >>> line = FeatureLinearization(X, torch.zeros(2))
+    >>> line.jvp([torch.tensor([1.0, 1.0])]), line.vjp(torch.tensor([1.0, 1.0]))
+    (tensor([3., 1.]), [tensor([1., 3.])])
+    """
+
+    def __init__(self, features: Tensor, weight: Tensor) -> None:
+        zero = torch.zeros(len(features), *weight.shape[:-1], dtype=weight.dtype, device=weight.device)
+        super().__init__(zero, [weight])
+        self.features: Tensor = features
+        self._transposed: Tensor | None = None
+        if bool(weight.any()):
+            self.scores = self.jvp([weight])
+
+    def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
+        """Xᵀ s, in the weight's shape."""
+        (weight,), n = self.params, len(self.features)
+        if self._transposed is None:
+            self._transposed = _transposed(self.features)
+        by_output = (self._transposed @ parts(s)[0].to(weight.dtype).reshape(n, -1)).t()
+        return [by_output.reshape(weight.shape)]
+
+    def jvp(self, d: Sequence[Tensor]) -> Scores:
+        """X d, ``[n, *out]``."""
+        (weight,), n = self.params, len(self.features)
+        scores: Tensor = self.features @ d[0].reshape(-1, weight.shape[-1]).t()
+        return scores.reshape(n, *weight.shape[:-1])
+
+    def jacobian(self, chunk: int = 64) -> Tensor:
+        """J as a dense ``[m, P]`` matrix: X once for each output."""
+        X = self.features.to_dense()
+        outputs = self.params[0].numel() // max(X.shape[1], 1)
+        eye = torch.eye(outputs, dtype=X.dtype, device=X.device)
+        return torch.einsum("nf,ok->nokf", X, eye).reshape(len(X) * outputs, -1)
+
+
+def linear(
+    loss: ConvexLoss, features: Any, target: Any, weight: Tensor | None, sample_weight: Tensor | None
+) -> tuple[Origin, FeatureLinearization]:
+    """The parts of a linear model's proximal problem, checked; see ``ProxProblem.from_features``."""
+    X, y = as_features(features), torch.as_tensor(target)
+    if len(y) != len(X):
+        raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected as many")
+    y = y.to(X.device)
+    if weight is None:
+        out = y.shape[1:] if y.is_floating_point() else (int(y.max()) + 1,)
+        weight = torch.zeros(*out, X.shape[1], dtype=X.dtype, device=X.device)
+    elif weight.shape[-1] != X.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [..., {X.shape[1]}], the features' F")
+    if loss.reduction == "none":
+        raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
+    line = FeatureLinearization(X, weight.detach())
+    scores, y = loss.prepare(line.scores, y)
+    p = loss.coefficients(scores, y, sample_weight)
+    return Origin(loss, scores, y, p), line
+
+
+def as_features(features: Any) -> Tensor:
+    """Features as a floating-point tensor ``[n, F]``: dense, or sparse CSR.
+
+    Takes a dense tensor or array, a torch sparse tensor (COO, CSR or CSC) or a SciPy sparse matrix.
+
+    >>> as_features([[1, 0], [0, 2]])
+    tensor([[1., 0.],
+            [0., 2.]])
+    """
+    if hasattr(features, "tocsr"):  # SciPy
+        csr = features.tocsr()
+        if not csr.has_canonical_format:
+            csr = csr.copy()  # it may be the caller's own, and the sum is in place
+            csr.sum_duplicates()
+        starts, columns, values = (torch.as_tensor(x) for x in (csr.indptr, csr.indices, csr.data))
+        tensor = _csr(starts, columns, values, csr.shape)
+    else:
+        tensor = torch.as_tensor(features)
+        if tensor.dim() == 2 and tensor.layout is not torch.strided:
+            coo = cast(Tensor, tensor.to_sparse_coo()).coalesce()  # type: ignore[no-untyped-call, unused-ignore]
+            rows = torch.bincount(coo.indices()[0], minlength=len(coo))
+            starts = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+            tensor = _csr(starts, coo.indices()[1], coo.values(), coo.shape)
+    if tensor.dim() != 2:
+        raise ValueError(f"features have shape {tuple(tensor.shape)}; expected [n, F], one row per sample")
+    if not tensor.is_floating_point():
+        tensor = tensor.to(torch.get_default_dtype())
+    return tensor.detach()
+
+
+def _transposed(X: Tensor) -> Tensor:
+    """Xᵀ; of sparse features as CSR again, which is what multiplies fast."""
+    if X.layout is torch.strided:
+        return X.t()
+    n, F = X.shape
+    by_column = X.col_indices().argsort(stable=True)
+    row = torch.repeat_interleave(torch.arange(n, device=X.device), X.crow_indices().diff())
+    starts = torch.cat([row.new_zeros(1), torch.bincount(X.col_indices(), minlength=F).cumsum(0)])
+    return _csr(starts, row[by_column], X.values()[by_column], (F, n))
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
+    small = max(len(values), *shape) < 2**31  # four bytes per index, which is also what the fast products take
+    index = torch.int32 if small else torch.int64
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns once that CSR is in beta
+        return torch.sparse_csr_tensor(starts.to(index), columns.to(index), values, tuple(shape), check_invariants=True)

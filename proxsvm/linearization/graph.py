@@ -1,0 +1,223 @@
+"""The network around w_t is its Jacobian, and the retained graph of one forward pass is all it takes.
+
+    vjp(s) = Jᵀ s      one backward pass
+    jvp(d) = J d       a backward pass through the backward pass
+
+No second forward pass: dropout masks and batch-norm statistics are those of the one that made the scores.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm.linearization.base import LinearMap
+from proxsvm.losses.base import Scores, like, parts
+
+REENTRANT = "CheckpointFunctionBackward"
+
+
+class Linearization(LinearMap):
+    """The linear map d ↦ J d from displacements of the parameters to changes of the scores.
+
+    Args:
+        scores: a tensor or a tuple of tensors, made from ``params``, with their graph.
+        params: the parameters, each requiring a gradient.
+
+    >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> line = Linearization(w ** 2, [w])          # J = diag(2w)
+    >>> line.vjp(torch.tensor([1.0, 1.0]))
+    [tensor([2., 4.])]
+    >>> line.jvp([torch.tensor([1.0, 0.5])])
+    tensor([2., 2.])
+    """
+
+    def __init__(self, scores: Scores, params: Sequence[Tensor]) -> None:
+        if not any(u.requires_grad for u in parts(scores)):
+            raise ValueError(
+                "the scores carry no graph, so they cannot be linearised: compute them with gradients enabled, "
+                "from the parameters, and do not detach them"
+            )
+        frozen = [i for i, p in enumerate(params) if not p.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"parameters {frozen} do not require a gradient; pass only those that do: "
+                "[p for p in params if p.requires_grad]"
+            )
+        super().__init__(scores, params)
+        self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, made when needed
+        self._g: tuple[Tensor, ...] = ()
+
+    def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
+        """Jᵀ s, one tensor a parameter; ``s`` has the structure of the scores.
+
+        With ``reuse`` this backward pass is recorded and serves later calls of :meth:`jvp`, which would else begin
+        with one of their own: for solvers that are going to need both.
+        """
+        if reuse and self._v is None:
+            self._record(tuple(x.detach().to(u.dtype) for u, x in zip(parts(self.scores), parts(s), strict=True)))
+            return [g.detach() for g in self._g]
+        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), parts(s), strict=True) if u.requires_grad]
+        with _explained():
+            grads = torch.autograd.grad(
+                [u for u, _ in used], self.params, [x for _, x in used], retain_graph=True, allow_unused=True
+            )
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
+
+    def jvp(self, d: Sequence[Tensor]) -> Scores:
+        """J d, with the structure of the scores; ``d`` has one tensor a parameter.
+
+        g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is made once and kept.
+        """
+        if self._v is None:
+            self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
+        v = self._v
+        assert v is not None
+        live = [(g, x) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
+        if not live:
+            return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
+        with _explained():
+            changes = torch.autograd.grad(
+                [g for g, _ in live], v, [x.to(g.dtype) for g, x in live], retain_graph=True, allow_unused=True
+            )
+        return like(
+            self.scores,
+            tuple(torch.zeros_like(u) if c is None else c for u, c in zip(parts(self.scores), changes, strict=True)),
+        )
+
+    def _record(self, at: tuple[Tensor, ...]) -> None:
+        """Make v = ``at`` and the graph of g(v) = Jᵀ v."""
+        with torch.enable_grad(), _explained():
+            v = tuple(x.clone().requires_grad_() for x in at)
+            used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
+            grads = torch.autograd.grad(
+                [u for u, _ in used], self.params, [x for _, x in used], create_graph=True, allow_unused=True
+            )
+        self._g = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True))
+        self._v = v
+
+    def jacobian(self, chunk: int = 64) -> Tensor:
+        """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems.
+
+        ``chunk`` rows at a time are taken in one batched backward pass; where an operation of the network does not
+        support that, one by one.
+        """
+        rows, batched = [], True
+        shapes = [(u.shape, u.numel()) for u in parts(self.scores)]
+        m, first = sum(size for _, size in shapes), parts(self.scores)[0]
+        for start in range(0, m, chunk):
+            unit = torch.zeros(min(chunk, m - start), m, dtype=first.dtype, device=first.device)
+            unit.diagonal(start).fill_(1)
+            pieces = torch.split(unit, [size for _, size in shapes], 1)
+            units = [x.reshape(-1, *shape) for x, (shape, _) in zip(pieces, shapes, strict=True)]
+            found = self._batched_vjp(units) if batched else None
+            if found is None:
+                batched = False
+                each = (like(self.scores, tuple(x[j] for x in units)) for j in range(len(unit)))
+                found = torch.stack([torch.cat([g.reshape(-1) for g in self.vjp(s)]) for s in each])
+            rows.append(found)
+        return torch.cat(rows)
+
+    def _batched_vjp(self, s: Sequence[Tensor]) -> Tensor | None:
+        """Jᵀ s for a batch of them, ``[b, P]``; None where vmap has no rule for an operation."""
+        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # vmap warns where it would fall back to a slow loop
+                grads = torch.autograd.grad(
+                    [u for u, _ in used],
+                    self.params,
+                    [x for _, x in used],
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=True,
+                )
+        except (RuntimeError, UserWarning, NotImplementedError):
+            return None
+        b = len(s[0])
+        return torch.cat(
+            [
+                (p.new_zeros(b, p.numel()) if g is None else g.reshape(b, -1))
+                for p, g in zip(self.params, grads, strict=True)
+            ],
+            1,
+        )
+
+
+def leaves(scores: Scores) -> set[int]:
+    """The ids of the leaf tensors that the scores' graph reaches: those that a backward pass would give a gradient."""
+    found = {id(u) for u in parts(scores) if u.is_leaf}
+    for node in _nodes(parts(scores)):
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        if type(node).__name__ == REENTRANT:
+            raise RuntimeError(
+                "the network uses reentrant checkpointing, which hides its parameters from the graph: no solver could "
+                "train them. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+    return found
+
+
+def reaches(value: Tensor, ids: Set[int]) -> bool:
+    """Whether a backward pass from ``value`` may give a gradient to a tensor with one of these ids.
+
+    The search ends at the first one, which is near for the parameters of a network's last layer. What hides its
+    parameters from the graph, reentrant checkpointing, may reach anything.
+
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> reaches((3 * w).sum(), {id(w)}), reaches((3 * w).sum(), {id(torch.ones(2))})
+    (True, False)
+    """
+    if id(value) in ids:
+        return True
+    for node in _nodes([value]):
+        variable = getattr(node, "variable", None)
+        if (variable is not None and id(variable) in ids) or type(node).__name__ == REENTRANT:
+            return True
+    return False
+
+
+def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """The nodes of the graph behind some tensors, depth first."""
+    stack = [u.grad_fn for u in tensors if u.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        yield node
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                stack.append(after)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn autograd's errors into what a user can do about them."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "second time" in text:
+            hint = (
+                "the graph of the scores has been freed: do not call backward() on the loss before, the solver "
+                "differentiates by itself. (A closure that calls backward(), as trainers write it, must call the "
+                "optimizer's own criterion, optimizer.loss: a copy, as sklearn.clone and skorch make one, is not "
+                "watched)"
+            )
+        elif "modified by an inplace operation" in text:
+            hint = "the parameters changed after the scores were computed: build the problem anew after every step"
+        elif "double backward" in text or "not implemented" in text or "derivative for" in text:
+            hint = (
+                "a multi-step solver differentiates twice, which a fused operation of this network cannot do. "
+                "For attention use torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a cuDNN RNN run the forward "
+                "pass under torch.backends.cudnn.flags(enabled=False); pass a model that is not torch.compile'd. "
+                "SingleStepFW needs none of this"
+            )
+        else:
+            raise
+        raise RuntimeError(f"{hint}. (autograd said: {text.splitlines()[0]})") from error

@@ -1,0 +1,172 @@
+"""What the losses over K classes share: the form of their input, the samples that count, the compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from proxsvm._kernels.class_rows import Kind
+from proxsvm._kernels.tensors import number, readable
+from proxsvm.losses._compiled import compiled_value
+from proxsvm.losses._targets import tensor_target
+from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
+
+MATHEMATICS = frozenset(
+    ("oracle", "hull", "smoothed", "direction", "formula", "prepare", "weights", "coefficients", "lower_bound")
+)
+MASKED = -1e7  # for −∞: so low that the class is never chosen, and no more, because a QP loses digits to large numbers
+
+
+class ClassLoss(ConvexLoss):
+    """A loss of scores ``[n, K]`` and class indices ``[n]``, or ``[n, K, d1, ...]`` and ``[n, d1, ...]``.
+
+    A score of −∞ masks a class: it is never chosen. If it is the true class, the loss is infinite, as torch's is.
+
+    Args:
+        weight: ``[K]``, how much a sample of each class counts; the mean is the weighted mean, as in torch.
+        ignore_index: samples of this class do not count.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self, *, weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(reduction=reduction)
+        if weight is not None:
+            weight = torch.as_tensor(weight)
+            if weight.dim() != 1 or not bool((weight >= 0).all() & weight.isfinite().all()):
+                raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [K] finite numbers ≥ 0")
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+
+    # The compiled loop.
+
+    def row_kernel(self) -> Kind | None:
+        """The row of the compiled loop that computes this loss, with the options that it has; None if there is none."""
+        return None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass with mathematics of its own has no compiled loop, unless it names one."""
+        super().__init_subclass__(**options)
+        if "row_kernel" not in vars(cls) and not MATHEMATICS.isdisjoint(vars(cls)):
+            cls.row_kernel = ClassLoss.row_kernel  # type: ignore[method-assign]
+
+    def formula_of(self, target: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """The value as a function of the scores that autograd differentiates twice, where the loss is smooth."""
+        return None
+
+    def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
+        """As every loss; by the compiled loop where that can take the input."""
+        loops = sample_weight is None and self.reduction != "none"
+        value = compiled_value(self, scores, target) if loops else None
+        if value is not None:
+            return value
+        if isinstance(scores, Proxy):
+            return super().forward(scores, target, sample_weight)
+        u, y = self.prepare(scores, target)
+        value = compiled_value(self, u, y) if loops and u is not scores else None
+        if sample_weight is not None and sample_weight.shape == self._grid(scores):
+            sample_weight = sample_weight.reshape(-1)
+        value = self.evaluate(u, y, sample_weight) if value is None else value
+        return value.reshape(self._grid(scores)) if self.reduction == "none" else value
+
+    @staticmethod
+    def _grid(scores: Tensor) -> torch.Size:
+        """The shape of the samples: n, d1, ..."""
+        return scores.shape[:1] + scores.shape[2:]
+
+    # The form of the input.
+
+    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Check that the scores are ``[n, K]`` and the target ``[n]`` integers in [0, K), or to be ignored."""
+        scores, target = super().prepare(scores, target)
+        name = type(self).__name__
+        if not isinstance(scores, Tensor) or scores.dim() < 2:
+            given = tuple(parts(scores)[0].shape)
+            raise ValueError(f"{name} got scores of shape {given}; expected one tensor [n, K] or [n, K, d1, ...]")
+        target = tensor_target(name, target, "class indices")
+        K, grid = scores.shape[1], self._grid(scores)
+        if self.weight is not None and self.weight.shape != (K,):
+            raise ValueError(f"weight is for {len(self.weight)} classes, but the scores have {K}")
+        if scores.dim() > 2:
+            scores = scores.movedim(1, -1).reshape(-1, K)
+        if target.is_floating_point():
+            t = self.soft(target.to(scores.dtype), grid, K)
+            return self._unmasked(scores, t), t
+        if target.dtype == torch.bool:
+            raise TypeError(f"{name} got a target of torch.bool; expected class indices, target.long()")
+        if target.shape != grid:
+            expected = "[n]" if len(grid) == 1 else "[n, d1, ...]"
+            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {expected} = {tuple(grid)}")
+        y = target.reshape(-1).long()
+        require(
+            (y >= 0) & (y < K) | (y == self.ignore_index),
+            f"{name} got a class index outside [0, {K}), the K of the scores (ignore_index is {self.ignore_index})",
+        )
+        return self._unmasked(scores, y), y
+
+    def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
+        """Class probabilities as ``[n, K]``; a loss that has a meaning for them writes it."""
+        raise TypeError(
+            f"{type(self).__name__} got a target of {target.dtype}; expected class indices (torch.long). For one-hot "
+            "targets pass target.argmax(1); for class probabilities use CrossEntropy; for mixup add two losses, "
+            "lam * criterion(scores, y_a) + (1 - lam) * criterion(scores, y_b)"
+        )
+
+    def _unmasked(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Scores of −∞ made so low that their classes are never chosen, but for the true ones: 0 · ∞ would be NaN."""
+        u = scores.detach()
+        if readable(u) and number(u.amin()) != -torch.inf:
+            return scores
+        return scores.masked_fill(self._masked(u, target), MASKED)
+
+    def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Which scores are −∞, but for the true classes."""
+        hidden = scores == -torch.inf
+        ignored = hidden & (target == self.ignore_index)[:, None]
+        return hidden.scatter(1, self.classes(scores, target)[:, None], 0) | ignored
+
+    def classes(self, scores: Tensor, target: Tensor) -> Tensor:
+        """y as an index of every sample, also of those that are ignored."""
+        return target.clamp(0, scores.shape[1] - 1)
+
+    def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The weight of each sample's class, and 0 where it is ignored."""
+        counts = target != self.ignore_index
+        if self.weight is None and readable(target) and number(counts.all()):
+            return None
+        each = counts.to(scores.dtype)
+        if self.weight is not None:
+            each = each * self.weight.to(scores)[self.classes(scores, target)]
+        return each, each
+
+    def extra_repr(self) -> str:
+        """With what counts, where that is not everything."""
+        weight = "" if self.weight is None else f"weight={tuple(self.weight.shape)}, "
+        ignore = "" if self.ignore_index == -100 else f"ignore_index={self.ignore_index}, "
+        return weight + ignore + super().extra_repr()
+
+
+def as_cost(cost: Tensor) -> Tensor:
+    """Δ as a ``[K, K]`` matrix indexed (predicted, true), checked: finite, non-negative, and Δ(y, y) = 0.
+
+    >>> as_cost(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))[0, 1]        # to say 0 where 1 is true costs 2
+    tensor(2.)
+    """
+    cost = torch.as_tensor(cost)
+    if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
+        raise ValueError(f"cost has shape {tuple(cost.shape)}; expected [K, K], indexed (predicted, true)")
+    if not bool(((cost >= 0) & (cost < torch.inf)).all()) or bool(cost.diagonal().any()):
+        raise ValueError("cost must be finite and non-negative with a zero diagonal: Δ(y, y) = 0")
+    return cost
+
+
+def one_hot(scores: Tensor, y: Tensor) -> Tensor:
+    """e_y for each sample, in the scores' dtype, ``[n, K]``; torch's own one_hot synchronises with the device."""
+    return torch.zeros_like(scores).scatter_(1, y[:, None], 1)

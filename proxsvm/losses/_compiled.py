@@ -1,0 +1,127 @@
+"""The value of a class loss by one compiled loop over the rows of its scores (the extra ``fast``).
+
+Some thirty calls of torch are saved, which are most of the time of a small batch, and on a large one all memory but the
+gradient's own: the loop writes p s where the gradient will be, row by row, while the row is in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm._kernels.class_rows import Kind, in_memory, run
+from proxsvm._kernels.class_triton import on_gpu
+from proxsvm._kernels.class_triton import value as value_on_gpu
+from proxsvm._kernels.tensors import PLAIN, in_transform, number, traced, widened
+from proxsvm.losses.base import Origin
+
+if TYPE_CHECKING:
+    from proxsvm.losses._classes import ClassLoss
+
+
+def compiled_value(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | None:
+    """The loss value; None where the loop cannot take the input, and the base class does, or says what is wrong.
+
+    >>> from proxsvm.losses import MultiClassHinge
+    >>> compiled_value(MultiClassHinge(), torch.zeros(1, 2), torch.tensor([2]))       # there is no class 2
+    """
+    kind = loss.row_kernel()
+    if kind is None:
+        return None
+    if type(scores) in PLAIN and not torch.compiler.is_compiling():
+        scores = widened(scores)
+    on_device = not in_memory(scores, target)
+    if on_device and not on_gpu(scores, target):
+        return _by_torch(loss, scores, target) if kind == "cross-entropy" else None
+    weight = loss.weight
+    if weight is not None:
+        if weight.shape != scores.shape[1:] or weight.device != scores.device:
+            return None
+        weight = weight.to(scores.dtype).contiguous()
+    if on_device:
+        return _on_gpu(loss, kind, scores, target, weight)
+    needed = kind != "hinge" or (scores.requires_grad and torch.is_grad_enabled())
+    s = torch.empty_like(scores) if needed else None
+    rows = run(kind, scores, target, s, weight, loss.ignore_index, loss.reduction == "mean")
+    if rows is None:
+        return None
+    value: Tensor = _Value.apply(scores, s, rows.total, loss.formula_of(target))  # type: ignore[no-untyped-call]
+    if value.requires_grad:
+        alike = weight is None and rows.counted == len(target)
+        p = rows.share if alike else loss.coefficients(scores, target, None)
+        value.origin = Origin(loss, scores, target, p)  # type: ignore[attr-defined]
+    return value
+
+
+def _by_torch(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | None:
+    """The cross-entropy on an accelerator without Triton: torch's own has two kernels, which check the classes."""
+    if type(scores) not in PLAIN or scores.is_cpu or target.is_floating_point() or traced():
+        return None
+    if scores.dim() != 2 or scores.shape[:1] != target.shape or target.dtype != torch.int64 or not scores.numel():
+        return None
+    weight = None if loss.weight is None else loss.weight.to(scores)
+    found = F.cross_entropy(scores, target, weight, ignore_index=loss.ignore_index, reduction=loss.reduction)
+    return _with_origin(found, loss, scores, target)
+
+
+def _on_gpu(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    found = value_on_gpu(
+        kind, scores, target, weight, loss.ignore_index, loss.reduction == "mean", loss.formula_of(target)
+    )
+    return _with_origin(found, loss, scores, target)
+
+
+def _with_origin(value: Tensor, loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor:
+    """The value, with an origin whose sample weights are computed when they are asked for."""
+    if value.requires_grad:
+        origin = Origin(loss, scores, target, lambda: loss.coefficients(scores, target, None))
+        value.origin = origin  # type: ignore[attr-defined]
+    return value
+
+
+class _Value(torch.autograd.Function):
+    """Σ p b, whose gradient in the scores is p s: made already, and given away in the last backward pass.
+
+    ``formula`` computes the value from the scores by operations that autograd knows: a gradient that is itself
+    differentiated goes through it. None for a piecewise-linear loss, whose s does not change.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, s: Tensor | None, total: float, formula: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        if s is not None:
+            ctx.save_for_backward(s, *([] if formula is None else [scores]))
+        ctx.formula = formula
+        return scores.new_full((), total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        s, *scores = ctx.saved_tensors
+        if scores and torch.is_grad_enabled():
+            (again,) = torch.autograd.grad(ctx.formula(*scores), scores, grad, create_graph=True)
+            return again, None, None, None
+        if not _is_last(grad):
+            return s * grad, None, None, None
+        return s if number(grad) == 1 else s.mul_(grad), None, None, None
+
+
+def _is_last(grad: Tensor) -> bool:
+    """Whether a backward pass is the last on its graph, with one ``grad`` whose memory can be read as it is."""
+    try:
+        kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        batched = torch._C._functorch.is_legacy_batchedtensor(grad)
+    except AttributeError:  # private functions of torch
+        return False
+    return not (
+        torch.is_grad_enabled()  # the gradient will be differentiated
+        or kept
+        or batched
+        or in_transform()
+        or grad.is_neg()
+        or grad._is_zerotensor()
+    )

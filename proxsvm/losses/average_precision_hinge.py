@@ -1,0 +1,96 @@
+"""The average-precision hinge: a convex loss of rankings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.tensors import number, readable
+from proxsvm.losses._targets import binary_target
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
+
+
+class AveragePrecisionHinge(PiecewiseLinearLoss):
+    """ℓ(u; y) = max over rankings R of 1 − AP(R) + (2/|P||N|) Σ (u_j − u_i) over the pairs that R ranks wrongly.
+
+    A pair (i, j) of a positive i in P and a negative j in N is ranked wrongly where j stands above i. The sum is
+    score(R) − score(y) with score(R) = (1/|P||N|) Σ_ij ± (u_i − u_j), so ℓ is the structured hinge of rankings: an
+    upper bound of 1 − AP, the average precision of the order of the scores.
+
+    The worst ranking is found by sorting (Yue, Finley, Radlinski, Joachims: "A support vector method for optimizing
+    average precision", SIGIR 2007; Mohapatra, Rolínek, Jawahar, Kolmogorov, Kumar: "Efficient optimization for
+    rank-based loss functions", CVPR 2018): it interleaves the sorted positives with the sorted negatives, and each
+    negative chooses its position by itself. Cost per sample: O(|P||N|) time, O(|P| + |N|) memory.
+
+    Scores: ``[n, m]``, the m items that each of n samples ranks. Target: ``[n, m]`` of 1 (relevant) and 0, integer or
+    bool; items of ``ignore_index`` are left out. A sample without positives or without negatives has the loss 0.
+    To rank the samples of a batch for each label of a multi-label problem, pass ``scores.T`` and ``target.T``.
+    NaN or infinite scores make the loss NaN or infinite, and the optimizer skips the step.
+
+    Args:
+        ignore_index: the label of items to leave out.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+
+    >>> AveragePrecisionHinge()(torch.tensor([[1.0, 1.0]]), torch.tensor([[1, 0]]))      # the wrong order: AP = 1/2
+    tensor(0.5000)
+    >>> AveragePrecisionHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[1, 0, 0]]))   # 1 - 1/2 - 2/2 · 0.5
+    tensor(0.)
+    >>> AveragePrecisionHinge()(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[1, 0, 0]]))   # 1 - 1/3 + 2/2 · 1
+    tensor(1.6667)
+    """
+
+    def __init__(self, *, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.ignore_index = ignore_index
+
+    def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+        """Check everything; ignored items get a score of 0."""
+        scores, target = super().prepare(scores, target)
+        name = type(self).__name__
+        if scores.dim() != 2:
+            raise ValueError(f"{name} got scores of shape {tuple(scores.shape)}; expected [n, m]: m items per sample")
+        y = binary_target(name, target)
+        if target.shape != scores.shape:
+            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(scores.shape)}")
+        valid = y != self.ignore_index
+        require(
+            (y == 0) | (y == 1) | ~valid, f"{name} got a label that is not 0, 1 or {self.ignore_index}, the ignored"
+        )
+        return torch.where(valid, scores, 0.0), y
+
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """Each negative takes the position among the positives that costs the most."""
+        k = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+        P, N = ((target == label).sum(1, keepdim=True) for label in (1, 0))
+        pair = 2 / (P * N).clamp(min=1).to(scores)
+        u_pos, positives = torch.where(target == 1, scores, -torch.inf).sort(1, descending=True)
+        u_neg, negatives = torch.where(target == 0, scores, -torch.inf).sort(1, descending=True)
+        first = self._highest_overtaken(u_pos, u_neg, pair, P)
+        count = first.new_zeros(len(first), len(k) + 2).scatter_add_(1, first, torch.ones_like(first))
+        above = count.cumsum(1)[:, 1:-1]  # how many negatives are above the k-th positive
+        precision = torch.where(k <= P, k / (k + above).to(scores), 0.0)
+        s = torch.zeros_like(scores).scatter_add_(1, negatives, pair * (P + 1 - first))
+        s = s.scatter_add_(1, positives, torch.where(k <= P, -pair * above, 0.0))
+        return Atom(s, torch.where(P > 0, 1 - precision.sum(1, keepdim=True) / P.clamp(min=1), 0.0)[:, 0])
+
+    def _highest_overtaken(self, u_pos: Tensor, u_neg: Tensor, pair: Tensor, P: Tensor) -> Tensor:
+        """The highest positive that the j-th negative stands above, in 1 … P, or P + 1 for none, ``[n, m]``.
+
+        To overtake the positive k adds (k/(k + j − 1) − k/(k + j))/P to 1 − AP: the negatives 1 … j − 1 are above k
+        already, because what a negative gains by overtaking decreases with j.
+        """
+        j = torch.arange(1, u_neg.shape[1] + 1, device=u_neg.device)
+        gain, best, first = torch.zeros_like(u_neg), torch.zeros_like(u_neg), (P + 1).expand(u_neg.shape)
+        for k in range(int(number(P.max().double())) if readable(P) else len(j), 0, -1):
+            precision = (k / ((k + j - 1) * (k + j)).to(u_neg)) / P.clamp(min=1)
+            real = k <= P
+            gain = torch.where(real, gain + precision + pair * (u_neg - u_pos[:, k - 1 : k]), gain)
+            better = real & (gain > best)
+            best, first = torch.where(better, gain, best), torch.where(better, k, first)
+        return first.cummax(1).values  # increasing but for rounding
+
+    def extra_repr(self) -> str:
+        """With the options."""
+        return f"ignore_index={self.ignore_index}, {super().extra_repr()}"

@@ -1,0 +1,95 @@
+"""The cross-entropy of independent labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm._kernels.tensors import number, readable
+from proxsvm.losses._classes import MASKED
+from proxsvm.losses._hulls import EntropyBox
+from proxsvm.losses._regression import RegressionLoss, per_sample
+from proxsvm.losses.base import Reduction, require
+from proxsvm.losses.smooth_loss import SmoothLoss
+
+
+class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
+    """ℓ(u; y) = −Σ_j ω_j (π_j y_j log σ(u_j) + (1 − y_j) log(1 − σ(u_j))), summed over the m outputs of a sample.
+
+    Atoms: s_j = (a_j + b_j) σ(u_j) − a_j with a = ω π y and b = ω (1 − y); c = Σ_j (a_j + b_j) times the entropy of
+    σ(u_j). Scores are logits; scores and target ``[n, ...]``, one shape, the target in [0, 1] (bool and integers too).
+    A logit of −∞ rules a label out, +∞ makes it sure: no loss where that is right; where it is wrong, the loss is not
+    finite, and the optimizer skips the step.
+    It is m times ``torch.nn.BCEWithLogitsLoss``, whose mean is over outputs too.
+
+    Args:
+        weight: ω, anything that broadcasts to the target; 1 if None.
+        pos_weight: π, anything that broadcasts to the target; 1 if None.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+
+    >>> BinaryCrossEntropy()(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+    tensor(1.3863)
+    """
+
+    weight: Tensor | None
+    pos_weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        pos_weight: Tensor | None = None,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(reduction=reduction)
+        for name, given in (("weight", weight), ("pos_weight", pos_weight)):
+            value = None if given is None else torch.as_tensor(given)
+            if value is not None and not bool(((value >= 0) & (value < torch.inf)).all()):
+                raise ValueError(f"{name} is {given}; expected finite numbers ≥ 0")
+            self.register_buffer(name, value)
+
+    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """As every loss with a target of the scores' shape; y in [0, 1]."""
+        scores, target = super().prepare(scores, target)
+        require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
+        scores = _unmasked(scores, target)
+        for name in ("weight", "pos_weight"):
+            given = getattr(self, name)
+            if given is not None and not _broadcasts(given, scores):
+                raise ValueError(
+                    f"{name} has shape {tuple(given.shape)}; expected what broadcasts to {tuple(scores.shape)}"
+                )
+        return scores, target
+
+    def formula(self, scores: Tensor, target: Tensor) -> Tensor:
+        """By torch's own kernel."""
+        weight, pos_weight = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
+        return per_sample(
+            F.binary_cross_entropy_with_logits(scores, target, weight, pos_weight=pos_weight, reduction="none")
+        )
+
+    def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
+        """The box −a ≤ s ≤ b under the entropy."""
+        omega = torch.ones_like(scores) if self.weight is None else self.weight.to(scores).expand(scores.shape)
+        a = omega * target if self.pos_weight is None else omega * target * self.pos_weight.to(scores)
+        return EntropyBox(a, omega * (1 - target))
+
+    def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Σ_j (a_j + b_j) times the entropy of a_j / (a_j + b_j); 0 where y is 0 or 1."""
+        if readable(target) and number(((target == 0) | (target == 1)).all()):
+            return scores.new_zeros(len(scores))
+        return self.hull(scores, target).lift(torch.zeros_like(scores))
+
+
+def _unmasked(scores: Tensor, target: Tensor) -> Tensor:
+    """Infinite scores that are right as large finite ones: 0 · ∞ would be NaN. Those that are wrong stay infinite."""
+    u = scores.detach()
+    if readable(u) and number(u.isinf().any()) == 0:
+        return scores
+    off, on = (u == -torch.inf) & (target == 0), (u == torch.inf) & (target == 1)
+    return scores.masked_fill(off, MASKED).masked_fill(on, -MASKED)
+
+
+def _broadcasts(x: Tensor, to: Tensor) -> bool:
+    return x.dim() <= to.dim() and all(a in (1, b) for a, b in zip(x.shape[::-1], to.shape[::-1], strict=False))

@@ -1,0 +1,127 @@
+"""The cross-entropy of the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm._kernels.class_rows import Kind
+from proxsvm.losses._classes import ClassLoss, one_hot
+from proxsvm.losses._hulls import EntropySimplex
+from proxsvm.losses.base import Reduction, require
+from proxsvm.losses.smooth_loss import SmoothLoss
+
+
+class CrossEntropy(ClassLoss, SmoothLoss):
+    """ℓ(u; y) = log Σ_k exp(u_k) − u_y: ``torch.nn.CrossEntropyLoss``, with its options, as a loss with a dual.
+
+    Atoms: s = softmax(u) − e_y, c = the entropy of softmax(u). Scores ``[n, K]`` or ``[n, K, d1, ...]``; target: class
+    indices ``[n]`` or ``[n, d1, ...]``, or class probabilities t ≥ 0 of the scores' shape. In general it is
+
+        ℓ(u; t) = −Σ_k q_k log softmax(u)_k,   q = weight · t,   s = m softmax(u) − q,   c = m · entropy,   m = Σ_k q_k
+
+    and at least m times the entropy of q/m, from which the dual starts.
+
+    Args:
+        weight: ``[K]``, how much each class counts; the mean divides by the weights of the classes, as in torch.
+        ignore_index: samples of this class do not count.
+        label_smoothing: ε, for t = (1 − ε) e_y + ε/K.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+
+    >>> CrossEntropy()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+    tensor(0.6931)
+    """
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1]")
+        self.label_smoothing = label_smoothing
+
+    def row_kernel(self) -> Kind | None:
+        """The compiled loop knows hard targets."""
+        return None if self.label_smoothing else "cross-entropy"
+
+    def formula_of(self, target: Tensor) -> Callable[[Tensor], Tensor]:
+        """The value as a function of the scores."""
+        return lambda scores: self.evaluate(scores, target)
+
+    def formula(self, scores: Tensor, target: Tensor) -> Tensor:
+        """By torch's own kernel; of probabilities there is no class to ignore."""
+        return F.cross_entropy(
+            scores,
+            target,
+            None if self.weight is None else self.weight.to(scores),
+            ignore_index=-100 if target.is_floating_point() else self.ignore_index,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+
+    def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
+        """Class probabilities as ``[n, K]``."""
+        expected = (*grid[:1], K, *grid[1:])
+        if tuple(target.shape) != expected and tuple(target.shape) != (grid.numel(), K):
+            raise ValueError(
+                f"CrossEntropy got class probabilities of shape {tuple(target.shape)}; expected that of the scores, "
+                f"{expected}"
+            )
+        require(target >= 0, "CrossEntropy got class probabilities below 0: the loss would not be convex")
+        return target if target.dim() == 2 else target.movedim(1, -1).reshape(-1, K)
+
+    def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
+        """As every class loss; a masked class that the target gives a part of makes the loss infinite."""
+        if self.label_smoothing:
+            return torch.zeros_like(scores, dtype=torch.bool)
+        if target.is_floating_point():
+            return (scores == -torch.inf) & (target == 0)
+        return super()._masked(scores, target)
+
+    def _distribution(self, scores: Tensor, target: Tensor) -> Tensor:
+        """q = weight · t, ``[n, K]``; 0 for a sample that is ignored."""
+        if target.is_floating_point():
+            t = target.to(scores)
+        else:
+            t = one_hot(scores, self.classes(scores, target)) * (target != self.ignore_index)[:, None]
+        if self.label_smoothing:
+            counts = t.sum(1, keepdim=True) if target.is_floating_point() else (target != self.ignore_index)[:, None]
+            t = (1 - self.label_smoothing) * t + self.label_smoothing / scores.shape[1] * counts
+        return t if self.weight is None else t * self.weight.to(scores)
+
+    def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:
+        """The simplex of the classes under the entropy."""
+        return EntropySimplex(self._distribution(scores, target))
+
+    def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:
+        """m times the entropy of q/m; 0 for a hard target. Label smoothing makes it one number for each true class."""
+        if target.is_floating_point():
+            return self.hull(scores, target).lift(torch.zeros_like(scores))
+        if not self.label_smoothing:
+            return None
+        weight = torch.ones_like(scores[0]) if self.weight is None else self.weight.to(scores)
+        other = self.label_smoothing / len(weight) * weight  # q_k of the classes that are not true
+        own = (1 - self.label_smoothing) * weight + other
+        mass, entr = other.sum() - other + own, torch.special.entr
+        of_class: Tensor = entr(other).sum() - entr(other) + entr(own) - entr(mass)
+        return of_class[self.classes(scores, target)] * (target != self.ignore_index)
+
+    def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The class weights are in q; the mean divides by those of the true classes, or by n for probabilities."""
+        if target.is_floating_point():
+            return None
+        counts = super().weights(scores, target)
+        return None if counts is None else ((target != self.ignore_index).to(scores.dtype), counts[1])
+
+    def extra_repr(self) -> str:
+        """With ε."""
+        smoothing = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
+        return smoothing + super().extra_repr()

@@ -1,0 +1,79 @@
+"""The Lovász hinge: a convex loss of binary masks whose task loss is the Jaccard index, and not the pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm.losses._targets import binary_target
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
+
+
+class LovaszHinge(PiecewiseLinearLoss):
+    """ℓ(u; y) = Σ_i g_i max(0, e_i), the Lovász extension of 1 − IoU at the margins' errors e_i = 1 − (2y_i − 1) u_i.
+
+        g_π(i) = Δ(π(1) … π(i)) − Δ(π(1) … π(i − 1)),       Δ(M) = |M| / |{y = 1} ∪ M|
+
+    with π sorting the errors in decreasing order: one sort. Δ(M), which is 1 − IoU where the pixels M are wrong, is
+    submodular (Berman, Triki, Blaschko: "The Lovász-Softmax loss", CVPR 2018). Atoms: s_i = −(2y_i − 1) g_i a_i,
+    c = Σ_i g_i a_i for every order of the pixels and every a in {0, 1}^P; the oracle's a_i says whether e_i > 0.
+
+    Scores: one logit per pixel, ``[n, ...]``. Target: 0 and 1 of the same shape, integer or bool; pixels of
+    ``ignore_index`` are left out. NaN or infinite scores make the loss NaN or infinite: the optimizer skips the step.
+
+    Args:
+        per_image: True: every image is a sample, and the loss the mean over images. False: the pixels of the whole
+            batch form one sample, which is steadier where the object is missing from many images.
+        ignore_index: the label of pixels to leave out. The loss of an image that has no others is 0.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+
+    >>> logits = torch.tensor([[[3.0, -2.0], [0.5, -3.0]]])          # [n, H, W]
+    >>> mask = torch.tensor([[[1, 0], [0, 0]]])
+    >>> LovaszHinge()(logits, mask)          # one error, 1 + 0.5; it would add one pixel to a union of two: Δ = 1/2
+    tensor(0.7500)
+    >>> LovaszHinge()(logits, torch.tensor([[[1, 0], [-100, 0]]]))
+    tensor(0.)
+    """
+
+    def __init__(self, *, per_image: bool = True, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.per_image, self.ignore_index = per_image, ignore_index
+
+    def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+        """Check everything; scores and labels become ``[n, P]``, or ``[1, n · P]``, with a score of 0 where ignored."""
+        scores, target = super().prepare(scores, target)
+        name = type(self).__name__
+        y = binary_target(name, target)
+        if target.shape != scores.shape:
+            raise ValueError(
+                f"{name} got a target of shape {tuple(target.shape)}; expected that of the scores, "
+                f"{tuple(scores.shape)}: one logit per pixel (scores.squeeze(1) for one channel)"
+            )
+        n = len(scores) if self.per_image else 1
+        valid = y != self.ignore_index
+        require(
+            (y == 0) | (y == 1) | ~valid,
+            f"{name} got a label that is not 0, 1 or ignore_index = {self.ignore_index}",
+        )
+        return torch.where(valid, scores, 0.0).reshape(n, -1), y.reshape(n, -1)
+
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """Sort the errors, and take the discrete derivative of Δ along that order where the error is positive."""
+        valid, sign = target != self.ignore_index, (2 * target - 1).to(scores)
+        error = torch.where(valid, 1 - sign * scores, -torch.inf)
+        error, order = error.sort(1, descending=True)
+        y, valid = target.gather(1, order), valid.gather(1, order)
+        positive = (valid & (y == 1)).long()
+        total = positive.sum(1, keepdim=True)
+        kept = (total - positive.cumsum(1)).to(scores)  # |{y = 1} \ M|, for the first pixels M of the order
+        union = (total + (valid & (y == 0)).cumsum(1)).clamp(min=1).to(scores)
+        delta = 1 - kept / union
+        g = torch.cat([delta[:, :1], delta[:, 1:] - delta[:, :-1]], 1) * (error > 0)
+        s = torch.zeros_like(scores).scatter_(1, order, -sign.gather(1, order) * g)
+        return Atom(s, g.sum(1))
+
+    def extra_repr(self) -> str:
+        """With the options."""
+        return f"per_image={self.per_image}, ignore_index={self.ignore_index}, {super().extra_repr()}"

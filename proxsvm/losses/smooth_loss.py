@@ -1,0 +1,73 @@
+"""Any smooth convex loss, from its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Atom, ConvexLoss, Origin, Reduction, like, parts, row_dots, without_autocast
+
+
+class SmoothLoss(ConvexLoss):
+    """ℓ(u; y) = f(u, y) for a convex, differentiable f ≥ 0 of the scores.
+
+    Atoms: s = ∇f(u), c = f(u) − ⟨s, u⟩, for every u. Pass ``f``, which returns one value per sample, ``[n]``, or write
+    :meth:`formula` in a subclass. A subclass that knows −ℓ*(s) may give it as a :meth:`hull`, for ``ExactQP``.
+
+    The gradient is f's own, and may be differentiated again.
+
+    Args:
+        f: the formula, in operations that autograd knows.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+
+    >>> log_cosh = SmoothLoss(lambda u, y: (u - y).cosh().log())
+    >>> log_cosh(torch.tensor([0.0, 1.0]), torch.zeros(2))
+    tensor(0.2169)
+    """
+
+    def __init__(self, f: Callable[[Any, Any], Tensor] | None = None, *, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.f = f
+
+    def formula(self, scores: Any, target: Any) -> Tensor:
+        """ℓ(u; y) of each sample, ``[n]``."""
+        if self.f is None:
+            raise NotImplementedError(f"{type(self).__name__} must define formula(scores, target) -> Tensor [n]")
+        return self.f(scores, target)
+
+    def oracle(self, scores: Any, target: Any) -> Atom:
+        """The tangent plane at u: the hull's, or by autograd. Its value is the formula's, which does not cancel."""
+        hull = self.hull(scores, target)
+        atom = None if hull is None else hull.best(scores)
+        if atom is not None:
+            return replace(atom, value=self._values(scores, target))
+        u = tuple(x.detach().requires_grad_() for x in parts(scores))
+        with torch.enable_grad():
+            each = self._values(like(scores, u), target)
+            s = torch.autograd.grad(each.sum(), u)
+        value = each.detach()
+        dots = [row_dots(a.reshape(len(a), -1), b.detach().reshape(len(b), -1)) for a, b in zip(s, u, strict=True)]
+        return Atom(like(scores, s), value - sum(dots), value)
+
+    def evaluate(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
+        """Σ_i p_i f(u_i, y_i)."""
+        p = self.coefficients(scores, target, sample_weight)
+        with without_autocast(parts(scores)[0]):
+            each = self._values(scores, target)
+            if self.reduction == "none":
+                return p * each
+            value = torch.dot(p, each) if isinstance(p, Tensor) else p * each.sum()
+        return self._recorded(value, Origin(self, scores, target, p))
+
+    def _values(self, scores: Any, target: Any) -> Tensor:
+        first = parts(scores)[0]
+        each, n = self.formula(scores, target).to(first.dtype), len(first)
+        if tuple(each.shape) != (n,):
+            raise ValueError(
+                f"{type(self).__name__} computed values of shape {tuple(each.shape)}; expected one per sample, ({n},)"
+            )
+        return each

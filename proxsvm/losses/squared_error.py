@@ -1,0 +1,29 @@
+"""The squared error."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from proxsvm.losses._hulls import QuadraticBox
+from proxsvm.losses._regression import RegressionLoss, per_sample
+from proxsvm.losses.smooth_loss import SmoothLoss
+
+
+class SquaredError(RegressionLoss, SmoothLoss):
+    """ℓ(u; y) = Σ_j (u_j − y_j)², summed over the m outputs of a sample.
+
+    Atoms: every s, with c = −⟨s, y⟩ − ‖s‖²/4. Scores and target ``[n, ...]``, one shape.
+    It is m times ``torch.nn.MSELoss``, whose mean is over outputs too.
+
+    >>> import torch
+    >>> SquaredError()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor(5.)
+    """
+
+    def formula(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Σ_j (u_j − y_j)²."""
+        return per_sample((scores - target).square())
+
+    def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
+        """All s, under a paraboloid."""
+        return QuadraticBox(target, ridge=0.5)

@@ -1,0 +1,110 @@
+"""The metric of Adam: a diagonal of second moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.passes import Moments, Sums, Tensors, Update
+from proxsvm._kernels.tensors import accumulator
+from proxsvm._numbers import Number, on_host, to_float
+from proxsvm.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from proxsvm.metrics.cell import Cell
+
+
+class Diagonal(Metric):
+    """M = √v̂ + eps, with v̂ the bias-corrected running mean of the squared gradients, this step's included.
+
+    The single step in it is Adam's direction with a step-size from the loss: γ is exact in this metric, and D ≤ P* ≤ P
+    holds as in any other. The gradient is the first direction of the step, whatever the solver does after it.
+
+    Args:
+        beta2: how slowly the running mean forgets, in [0, 1).
+        eps: what keeps M away from 0, above 0.
+
+    Reference: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015.
+
+    >>> from proxsvm import ProxProblem
+    >>> from proxsvm.losses import L1Regression
+    >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> scores = w * torch.tensor([1.0, 100.0])                        # two scales; at first M = |g|
+    >>> problem = ProxProblem.from_scores(L1Regression(), scores, torch.zeros(2), [w], lr=0.1, metric=Diagonal())
+    >>> problem.displacement(problem.first())                          # both coordinates move alike
+    [tensor([-0.1000, -0.1000])]
+    """
+
+    state, elementwise = ("v",), True
+
+    def __init__(self, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        if not 0 <= beta2 < 1:
+            raise ValueError(f"beta2 is {beta2}; expected a number in [0, 1)")
+        if not 0 < eps < math.inf:
+            raise ValueError(f"eps is {eps}; expected a number above 0")
+        self.beta2, self.eps = beta2, eps
+
+    def observe(self, cell: Cell, x: Tensors, scale: Number) -> None:
+        """Fix M by v' = β₂ v + (1 − β₂) (scale · x)²."""
+        cell.observe(x, Moments(cell.state("v"), self.beta2, self._correction(cell), self.eps, scale))
+
+    def _correction(self, cell: Cell) -> Number:
+        """1 / (1 − β₂^t) at the step t that is being taken, without the cancellation of 1 − β₂^t."""
+        t, log = cell.steps, math.log(self.beta2) if self.beta2 else -math.inf
+        if t is None or on_host(t):
+            return -1 / math.expm1((1 if t is None else to_float(t) + 1) * log)
+        return -1 / torch.expm1((t.to(accumulator(cell.w[0].dtype)) + 1) * log)
+
+    def _seen(self, cell: Cell) -> tuple[Tensors, Moments]:
+        assert cell.observed is not None, "the geometry observes the first direction before anything is asked of it"
+        return cell.observed
+
+    def _M(self, cell: Cell) -> list[Tensor]:
+        """The diagonal of M, made once per step where a solver asks for more than the first direction."""
+        if cell.fixed is None:
+            x, (v, beta2, correction, eps, scale) = self._seen(cell)
+            wide = accumulator(cell.w[0].dtype)
+            squares = ((scale * g.detach().to(wide)).square() for g in x)
+            means = (beta2 * a + (1 - beta2) * g for a, g in zip(v, squares, strict=True))
+            cell.fixed = [(correction * a).sqrt() + eps for a in means]
+        diagonal: list[Tensor] = cell.fixed
+        return diagonal
+
+    def solve(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+        """x / M."""
+        return [a / m for a, m in zip(x, self._M(cell), strict=True)]
+
+    def times(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+        """M x."""
+        return [a.detach() * m for a, m in zip(x, self._M(cell), strict=True)]
+
+    def root(self, cell: Cell, rows: Tensor) -> Tensor:
+        """rows / √M."""
+        return rows / torch.cat([m.reshape(-1) for m in self._M(cell)]).sqrt().to(rows)
+
+    def products(self, cell: Cell, x: Sequence[Tensor], with_w: bool, start: Tensors | None = None) -> Sums:
+        """In one pass over memory for the first direction."""
+        if x is self._seen(cell)[0]:
+            return cell.passes(x).products(with_w, start)
+        return super().products(cell, x, with_w, start)
+
+    def advance(
+        self, cell: Cell, x: Sequence[Tensor], z: Tensors | None, average: Tensors | None, update: Update
+    ) -> None:
+        """In one pass over memory for the first direction, v included."""
+        if x is self._seen(cell)[0]:
+            cell.passes(x).advance(z, average, update)
+        else:
+            super().advance(cell, x, z, average, update)
+
+    def commit(self, cell: Cell, skip: bool | Tensor) -> None:
+        """v ← v'."""
+        x, (v, beta2, _, _, scale) = self._seen(cell)
+        stay = torch.as_tensor(skip, device=v[0].device)
+        for a, g in zip(v, x, strict=True):
+            new = beta2 * a + (1 - beta2) * (scale * g.detach().to(a.dtype)).square()
+            a.copy_(torch.where(stay, a, new))

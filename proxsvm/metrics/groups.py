@@ -1,0 +1,71 @@
+"""Parameter groups: which parameters share which η and weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from proxsvm._numbers import Number
+from proxsvm.metrics.base import Metric
+from proxsvm.metrics.euclidean import Euclidean
+
+EUCLIDEAN = Euclidean()
+Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
+
+
+class Group(NamedTuple):
+    """Parameters that share η, weight decay and a metric; ``at``: their indices in the problem's list.
+
+    ``auto``: whether η is found by the step itself; ``eta`` is then a factor of it.
+    """
+
+    eta: Number
+    decay: float
+    at: range
+    metric: Metric = EUCLIDEAN
+    auto: bool = False
+
+
+def flatten(
+    params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
+) -> tuple[list[Tensor], list[Group]]:
+    """Parameters or group dicts as one list, and the groups with their indices in it."""
+    given = list(params)
+    dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]
+    if not dicts:
+        dicts = [{"params": given}]
+    elif len(dicts) != len(given):
+        raise TypeError("params mixes tensors and group dicts; expected one or the other")
+    flat: list[Tensor] = []
+    groups: list[Group] = []
+    for g in dicts:
+        eta = g.get("lr", lr)
+        if eta is None:
+            raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
+        if isinstance(eta, str):
+            raise ValueError(f"lr is {eta!r}; expected a number: 'auto' takes an optimizer's history")
+        if isinstance(eta, Tensor) and eta.dim():  # set by hand, after the group was checked
+            eta = eta.reshape(())
+        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
+        if members:
+            at = range(len(flat), len(flat) + len(members))
+            chosen = check_metric(g.get("metric", metric))
+            auto = g.get("auto", False)
+            eta = eta * (1 - g.get("momentum", 0.0)) if auto else eta  # momentum multiplies a step by 1/(1 − μ)
+            groups.append(Group(eta, g.get("weight_decay", weight_decay), at, chosen, auto))
+            flat += members
+    if not flat:
+        raise ValueError("params is empty (a generator that was used up already?)")
+    return flat, groups
+
+
+def check_metric(metric: Any) -> Metric:
+    """``metric``, the Euclidean one for None; raise TypeError where it is none."""
+    if metric is None:
+        return EUCLIDEAN
+    if not isinstance(metric, Metric):
+        hint = ", not its class: add ()" if isinstance(metric, type) else ""
+        raise TypeError(f"metric is {metric!r}; expected an instance of a proxsvm.metrics.Metric{hint}")
+    return metric

@@ -1,0 +1,8 @@
+"""ProxOptimizer, and what makes it a citizen of PyTorch."""
+
+from proxsvm.optimizer.no_decay import no_decay
+from proxsvm.optimizer.params_first import ParamsFirst
+from proxsvm.optimizer.prox_optimizer import ProxOptimizer
+from proxsvm.optimizer.report import StepReport
+
+__all__ = ["ParamsFirst", "ProxOptimizer", "StepReport", "no_decay"]

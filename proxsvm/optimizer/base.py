@@ -1,0 +1,77 @@
+"""Parameter groups with metrics of their own, the ranks that hold them, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.tensors import accumulator
+from proxsvm.metrics.base import Metric
+from proxsvm.metrics.groups import check_metric
+from proxsvm.optimizer.groups import check_group, check_state
+from proxsvm.optimizer.loss_scale import Scalable
+from proxsvm.optimizer.memory import keep_precision
+from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
+
+
+class GroupedOptimizer(Scalable):
+    """An optimizer whose groups are checked, and have a metric each beside their options."""
+
+    process_group: ProcessGroup
+    _replicas_checked = False
+
+    def __init__(self, params: Iterable[Any], metric: Metric | None, defaults: dict[str, Any]) -> None:
+        self._metric, self._metrics = check_metric(metric), list[Metric]()
+        super().__init__(params, defaults)
+
+    def _params(self) -> list[Tensor]:
+        return [p for g in self.param_groups for p in g["params"]]
+
+    def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
+        """The groups, each with its metric, and with those parameters only that are wanted."""
+        return [
+            {**g, "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            for g, metric in zip(self.param_groups, self._metrics, strict=True)
+        ]
+
+    def _groups_with_gradients(self) -> list[dict[str, Any]]:
+        """The same for the parameters that have a gradient."""
+        return [
+            {**g, "params": [p for p in g["params"] if p.grad is not None], "metric": metric}
+            for g, metric in zip(self.param_groups, self._metrics, strict=True)
+        ]
+
+    def _ranks(self) -> Ranks | None:
+        ranks = ranks_of(self.process_group)
+        if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
+            ranks.check(self._params())
+            self._replicas_checked = True
+        return ranks
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own, its ``metric`` included; checked before anything changes."""
+        metric = check_metric(param_group.get("metric", self._metric))
+        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object: it does not belong into a state
+        check_group(group, self.defaults)
+        super().add_param_group(group)
+        self._metrics.append(metric)
+        self._replicas_checked = False
+        if group.get("auto") and group["params"]:
+            like = group["params"][0]
+            far = torch.full((), -1.0, dtype=accumulator(like.dtype), device=like.device)
+            group["far"], group["squares"] = far, torch.zeros_like(far)
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
+        check_state(state_dict, self.param_groups, self._metrics)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; it is checked before anything changes."""
+        self.check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.setdefault("average", None)  # saved before there were averages
+        keep_precision(state_dict, self.param_groups, self.state)

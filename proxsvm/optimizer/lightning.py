@@ -1,0 +1,38 @@
+"""A callback of Lightning, with which a LightningModule follows its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxsvm._extras import load
+from proxsvm.optimizer.averages import AveragingOptimizer
+from proxsvm.optimizer.follow import follow, followed
+
+Callback: Any = load("lightning.pytorch", extra="trainers").Callback
+
+
+class FollowOptimizer(Callback):  # type: ignore[misc]
+    """Validate, test, predict with and save the averages: ``Trainer(callbacks=[FollowOptimizer()])``.
+
+    It calls :func:`proxsvm.follow` for the module and its optimizer, unless ``configure_optimizers`` has followed it
+    already (as it should where there are several optimizers: each with the part of the module that it trains), and puts
+    the training weights back before every training batch: Lightning restores the modules' modes without ``train()``.
+    Checkpoints hold the averages in ``"state_dict"``, the training weights in ``"optimizer_states"``, and resume.
+    """
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the optimizers that keep an average."""
+        for optimizer in followed(pl_module):  # of an earlier fit, which a test may have left with its averages
+            optimizer.train()
+        found = [o for o in trainer.optimizers if any(g.get("average") is not None for g in o.param_groups)]
+        if not found:
+            raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
+        for optimizer in found:
+            if isinstance(optimizer, AveragingOptimizer) and optimizer not in followed(pl_module):
+                follow(pl_module, optimizer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Put the training weights in place."""
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, AveragingOptimizer):
+                optimizer.train()

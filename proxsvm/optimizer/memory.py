@@ -1,0 +1,132 @@
+"""What an optimizer keeps of its parameters from step to step, in its ``state``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.passes import Tensors
+from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.tensors import accumulator
+from proxsvm.metrics.auto import DistanceOverGradients
+from proxsvm.metrics.base import Metric
+from proxsvm.metrics.cell import Memory
+from proxsvm.metrics.geometry import Geometry
+from proxsvm.metrics.groups import flatten
+from proxsvm.optimizer.groups import state_dtype, state_shape
+from proxsvm.optimizer.ranks import Ranks, ShardedGeometry, any_sharded, is_split, local
+
+
+class StateMemory(Memory):
+    """What belongs to each parameter, made when needed.
+
+    The velocity ``z``, the second moment ``v``, the ``average``, the ``start`` (the first value, for lr="auto"), the
+    step count ``t``.
+
+    ``t`` is one tensor for all parameters of a group that have taken the same steps: where it is shared, one pass over
+    memory can take them together.
+    """
+
+    def __init__(
+        self, state: Mapping[Tensor, dict[str, Any]], groups: Sequence[dict[str, Any]], counted: Sequence[bool]
+    ) -> None:
+        self._state = state
+        self._owners = [p for g in groups for p in g["params"]]
+        for group, count in zip(groups, counted, strict=True):
+            if count:
+                self._count(group["params"])
+        self.auto = _auto(groups)
+        if any(counted):
+            self.kinds: Sequence[Hashable] | None = [id(state.get(p, {}).get("t")) for p in self._owners]
+
+    def _count(self, params: Sequence[Tensor]) -> None:
+        fresh: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        for p in params:
+            if "t" not in self._state[p]:
+                kind = p.device, accumulator(p.dtype)  # what is computed of it has the precision of the step
+                if kind not in fresh:
+                    fresh[kind] = torch.zeros((), dtype=kind[1], device=p.device)
+                self._state[p]["t"] = fresh[kind]
+
+    def tensors(self, name: str, at: Sequence[int], w: Tensors, metric: Metric) -> list[Tensor]:
+        """The state ``name``: zeros at first, or for the average the parameter itself."""
+        dtype = state_dtype(name, w[0].dtype)
+        states = [self._state[self._owners[i]] for i in at]
+        try:
+            found = [own[name] for own in states]
+        except KeyError:  # a first step
+            for i, own in zip(at, states, strict=True):
+                if name not in own:
+                    own[name] = _at_first(name, self._owners[i], metric, dtype)
+            found = [own[name] for own in states]
+        if not {dtype}.issuperset(map(attrgetter("dtype"), found)):  # the model was converted
+            for own in states:
+                own[name] = own[name].to(dtype)
+            found = [own[name] for own in states]
+        return [local(x) for x in found] if any_sharded(found) else found
+
+    def steps(self, at: Sequence[int]) -> Tensor | None:
+        """The shared count of these parameters."""
+        found: Tensor | None = self._state.get(self._owners[at[0]], {}).get("t")  # reading makes no empty state
+        return found
+
+
+def _at_first(name: str, p: Tensor, metric: Metric, dtype: torch.dtype) -> Tensor:
+    """The state ``name`` before the first step: zeros, or for the average and the start the parameter itself."""
+    if name in ("average", "start"):
+        return p.detach().to(dtype, copy=True)
+    shape = state_shape(name, p, metric)  # zeros_like keeps strides and shards
+    return torch.zeros_like(p, dtype=dtype) if shape == p.shape else p.new_zeros(shape, dtype=dtype)
+
+
+def _auto(groups: Sequence[dict[str, Any]]) -> DistanceOverGradients | None:
+    """The rule for lr="auto"; its two numbers are kept in the first group that asks for it, for all of them."""
+    first = next((g for g in groups if g.get("auto") and g["params"]), None)
+    return None if first is None else DistanceOverGradients(first["far"], first["squares"])
+
+
+def keep_precision(
+    saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, dict[str, Any]]
+) -> None:
+    """Undo what torch does to a loaded state: every tensor keeps its own dtype, and equal counts are shared."""
+    shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
+    for theirs, mine in zip(saved["param_groups"], groups, strict=True):
+        for key, p in zip(theirs["params"], mine["params"], strict=True):
+            given = saved["state"].get(key, {})
+            for name, x in given.items():
+                if state[p][name].dtype != x.dtype:
+                    state[p][name] = x.to(p.device, copy=True)
+            if "t" in given:
+                t = state[p]["t"]
+                state[p]["t"] = shared.setdefault((t.device, t.dtype, float(t)), t)
+
+
+def geometry_of(
+    groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], kernels: StepKernels, ranks: Ranks | None
+) -> Geometry:
+    """The geometry of this rank's parts of the parameters, with what the optimizer keeps of them."""
+    owners = [p for g in groups for p in g["params"]]
+    counted = [bool(g["metric"].state) or g["average"] is not None for g in groups]
+    memory = StateMemory(state, groups, counted)
+    if not any_sharded(owners):
+        return Geometry(*flatten(groups, None, 0.0), kernels, memory=memory)
+    if kernels.fused:
+        raise RuntimeError("fused=True, but a parameter is a DTensor: leave fused at None")
+    for metric in (g["metric"] for g in groups if not g["metric"].elementwise and any_sharded(g["params"])):
+        raise RuntimeError(
+            f"{metric} needs whole parameters, but they are sharded (DTensor): use a metric that is elementwise, as "
+            "Diagonal is, or give the sharded parameters a group with another metric"
+        )
+    parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
+    if ranks is not None:
+        return ShardedGeometry(*parts, kernels, memory, owners, ranks)
+    if any(is_split(p) for p in owners):
+        raise RuntimeError(
+            "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+            "over: leave process_group at 'default', or give it the ranks of the device mesh"
+        )
+    return Geometry(*parts, kernels, memory=memory)

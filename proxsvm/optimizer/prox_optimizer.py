@@ -1,0 +1,349 @@
+"""ProxOptimizer: a loss and a dual solver as a ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.tensors import accumulator
+from proxsvm._numbers import Number, not_finite, to_float, to_tensor
+from proxsvm.losses.base import ConvexLoss, Origin
+from proxsvm.metrics.base import Metric
+from proxsvm.optimizer.averages import AveragingOptimizer
+from proxsvm.optimizer.gradients import gradient_problem
+from proxsvm.optimizer.loss_scale import NO_SCALE, LossScale
+from proxsvm.optimizer.memory import geometry_of
+from proxsvm.optimizer.messages import EDITED, MISSING, NO_ORIGIN, NO_VALUE, SHARDED
+from proxsvm.optimizer.options import check_options
+from proxsvm.optimizer.ranks import AveragedProblem, ProcessGroup, any_sharded, local_grad, reached
+from proxsvm.optimizer.record import Gradients, Record
+from proxsvm.optimizer.report import StepReport, report_of
+from proxsvm.optimizer.value import LossValue, given_value, lacks_a_term
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers.base import DualSolver
+
+
+class _Step(NamedTuple):
+    """A step that is ready to be solved: its problem, its value, and the groups that it moves.
+
+    ``spends``: the gradients that the step uses up, and with them the record; None where it made its own.
+    """
+
+    problem: ProxProblem
+    value: Tensor
+    groups: list[dict[str, Any]]
+    scale: LossScale = NO_SCALE
+    spends: Gradients | None = None
+
+
+class ProxOptimizer(AveragingOptimizer):
+    """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
+
+    One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
+    solver's (delta, gamma), velocity z and momentum μ (the paper's appendix A.7):
+
+        z ← μ z − η (gamma · r + delta),        w ← w − η (r + delta) + μ z
+
+    Args:
+        loss: the criterion that the training loop calls. The optimizer watches it, to know the value that a
+            ``backward()`` differentiated.
+        solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
+        params: parameters or group dicts, each with its own ``lr``, ``momentum``, ``weight_decay`` if it likes.
+        lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
+            :class:`~proxsvm.metrics.auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, 1 at first,
+            which schedulers may change.)
+        momentum: μ in [0, 1).
+        weight_decay: r = weight_decay · w.
+        nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
+            they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and waits
+            for the device at every step to know.
+        max_grad_norm: clip in the dual. A gradient g that is longer is scaled by c = max_grad_norm / ‖g‖ together with
+            its value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
+        process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
+            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
+            ``None`` says that this process trains on its own gradients.
+        metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Euclidean()`` if None, or
+            ``Diagonal()``, Adam's.
+        average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
+            ``eval()`` puts w̄ in the place of w, ``train()`` puts w back; :func:`proxsvm.follow` lets the model do it.
+        fused: pass over the weights in two loops compiled by numba (the extra ``fast``) on the CPU, two Triton kernels
+            (the extra ``gpu``) on a GPU, without temporary memory, instead of torch's operations. None: where they are
+            installed and can take the parameters. True insists, and raises where it cannot; False never does. The
+            numbers are the same to rounding, state and checkpoints are the same. (``torch.compile`` fuses by itself,
+            whatever is said here.)
+
+    >>> from proxsvm.losses import MultiClassHinge
+    >>> from proxsvm.solvers import SingleStepFW
+    >>> model = torch.nn.Linear(2, 3)
+    >>> criterion = MultiClassHinge(smooth=True)
+    >>> optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.1, momentum=0.9)
+    >>> optimizer.zero_grad()
+    >>> criterion(model(torch.eye(2)), torch.tensor([0, 1])).backward()
+    >>> loss = optimizer.step()
+    >>> bool(0 <= optimizer.last.gamma <= 1)
+    True
+    """
+
+    def __init__(
+        self,
+        loss: ConvexLoss,
+        solver: DualSolver,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        lr: Number | Literal["auto"] = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        nonfinite: Literal["skip", "raise"] = "skip",
+        max_grad_norm: float | None = None,
+        process_group: ProcessGroup = "default",
+        fused: bool | None = None,
+        metric: Metric | None = None,
+        average: float | None = None,
+    ) -> None:
+        check_options(loss, solver, nonfinite, max_grad_norm, process_group)
+        super().__init__(
+            params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
+        )
+        self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
+        self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
+        # a list, because a compiled step can write to one, and not to an attribute
+        self._reports: list[StepReport | partial[StepReport] | None] = [None]
+        first = next(iter(self._params()), torch.empty(()))
+        self.skipped = torch.zeros((), dtype=torch.long, device=first.device)
+        self._terms: list[nn.Module] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
+        params = self._params()
+        first = params[0] if params else torch.empty(())
+        self._kernels = StepKernels(self.fused, first)
+        self._replicas_checked, self._warned = False, set[str]()
+        me = weakref.ref(self)  # the record must not keep its optimizer alive
+        like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
+        self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
+        for module in (self.loss, *self._terms):
+            self._record.watch(module)
+
+    def watch(self, term: nn.Module) -> nn.Module:
+        """Count the values of a further convex term of the loss, and return it.
+
+        γ needs the value of everything that is differentiated. What is added to the criterion's value has to be known
+        to the optimizer: a module that returns it, non-negative and convex in the scores (or whatever it penalises),
+        is declared here; for anything else pass the sum, ``optimizer.step(loss=total)``.
+
+        >>> from proxsvm.losses import L1Regression, MultiClassHinge
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> model, criterion = torch.nn.Linear(2, 2), MultiClassHinge()
+        >>> optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
+        >>> penalty = optimizer.watch(L1Regression())
+        >>> scores = model(torch.eye(2))
+        >>> total = criterion(scores, torch.tensor([0, 1])) + 0.1 * penalty(scores, torch.zeros(2, 2))
+        >>> total.backward()
+        >>> bool(optimizer.step() == total)
+        True
+        """
+        if not isinstance(term, nn.Module):
+            raise TypeError(f"watch() got a {type(term).__name__}; expected an nn.Module that returns the term's value")
+        self._terms.append(term)
+        self._record.watch(term)
+        return term
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own, its ``metric`` included; checked before anything changes."""
+        add = partial(super().add_param_group, param_group)
+        add() if (record := self.__dict__.get("_record")) is None else record.joined(add)  # None in the constructor
+
+    # The step.
+
+    @property
+    def last(self) -> StepReport | None:
+        """What the last step did; None before the first."""
+        report = self._reports[0]
+        if isinstance(report, partial):
+            report = self._reports[0] = report()
+        return report
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the record of the value that they belong to."""
+        super().zero_grad(set_to_none)
+        self._record.clear()
+
+    def problem(self, value: Tensor) -> ProxProblem:
+        """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
+
+        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
+        problem averaged over them, and every rank must make it.
+        """
+        self._require_training()
+        origin: Origin | None = getattr(value, "origin", None)
+        if origin is None:
+            raise ValueError(NO_ORIGIN)
+        params = self._params()
+        if any_sharded(params):
+            raise RuntimeError(SHARDED)
+        ranks = self._ranks()
+        seen = reached(origin.scores, params, ranks)
+        groups = self._groups(lambda p: id(p) in seen)
+        geometry = geometry_of(groups, self.state, self._kernels, None)
+        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Tensor | None] | None = None, *, loss: Number | None = None
+    ) -> Tensor | None:
+        """Take one step and return the loss value that it was taken for.
+
+        Args:
+            closure: evaluates the loss and returns it, ``lambda: criterion(model(x), y)``; the optimizer
+                differentiates. (One that calls ``backward()`` itself, as trainers write it, works for
+                ``SingleStepFW``.) Without it, the step uses the gradients and the value of the ``backward()`` calls
+                since ``zero_grad()``.
+            loss: the value of the gradients, where it was not computed by this optimizer's criterion: this rank's
+                own, and not multiplied by a GradScaler's scale.
+        """
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"step() got a {type(closure).__name__}; expected a closure, or the value by its name: "
+                "optimizer.step(loss=value)"
+            )
+        if closure is not None and loss is not None:
+            raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
+        self._require_training()
+        if closure is None:
+            step = self._after_backward(loss)
+            returned = None if step is None else step.value
+        else:
+            mark, age, before = self._record.mark, self._record.generation, self._record.value
+            before = None if before is None else before.clone()  # autograd adds in place
+            with torch.enable_grad():
+                returned = closure()
+            if returned is None or self._record.mark != mark:  # it called backward(), or does nothing
+                cleared = self._record.generation != age  # by zero_grad() inside of the closure
+                step = self._after_backward(None, self._record.missing(returned, None if cleared else before))
+                returned = step.value if returned is None and step is not None else returned
+            else:
+                step = self._before_backward(returned)
+        if step is not None:
+            point = self.solver.solve(step.problem)
+            step.problem.check(point, self.solver)
+            self._take(point, step)
+            if step.spends is not None or torch.compiler.is_compiling():
+                self._record.spend(step.spends)
+        return returned
+
+    def _before_backward(self, value: Tensor) -> _Step:
+        """The step of a value whose graph is still there."""
+        problem = self.problem(value)
+        moved = {id(w) for w in problem.params}
+        groups = self._groups(lambda p: id(p) in moved)
+        if problem.on_ranks and not self.solver.on_ranks:
+            raise RuntimeError(
+                f"{type(self.solver).__name__} is not written for several ranks (its on_ranks is False): use "
+                "SingleStepFW or MultiStepFW, or process_group=None where each rank trains by itself"
+            )
+        mean = problem.mean(value.detach())
+        if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
+            first = problem.first()
+            known = LossValue(mean, to_tensor(problem.floor, mean))
+            problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
+        return _Step(problem, mean, groups)
+
+    def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
+        """The step of the gradients that are there; None where there are none."""
+        if self.solver.needs_graph:
+            raise RuntimeError(
+                f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
+                "call optimizer.step(lambda: criterion(model(x), y))"
+            )
+        groups = self._groups_with_gradients()
+        owners = [p for g in groups for p in g["params"]]
+        grads = [p.grad for p in owners]
+        if any(map(attrgetter("is_sparse"), grads)):
+            raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
+        if not owners:
+            return None
+        scale, ranks = LossScale.of(self), self._ranks()
+        seen = Gradients.of(grads)
+        known = self._value(loss, grads[0], scale, seen).plus(undeclared)
+        if loss is None and seen is not None:
+            self._record.check(seen, as_left=ranks is None and scale == NO_SCALE)
+            if self._record.edited:
+                self._warn(EDITED)
+        geometry = geometry_of(groups, self.state, self._kernels, ranks)
+        grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
+        problem, value = gradient_problem(
+            grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+        )
+        if loss is None and lacks_a_term(value, problem):
+            self._warn(MISSING)
+        return _Step(problem, value, groups, scale, seen)
+
+    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
+        """The value of the gradients: the one given, or what the record has."""
+        value, floor = self._record.sums(seen)
+        known = None if value is None else LossValue(value, floor).on(grad, scale.of_value)
+        if loss is not None:
+            given = given_value(loss)
+            return LossValue(given).on(grad, None) if known is None else known.replaced(given)
+        if known is not None:
+            return known
+        if any(g["lr"] != 0 for g in self.param_groups):
+            raise RuntimeError(NO_VALUE)
+        return LossValue(torch.zeros(())).on(grad, None)  # lr = 0 everywhere: nothing moves, whatever the value
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=5)
+
+    def _take(self, point: DualPoint, step: _Step) -> None:
+        """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
+        problem, value, groups, scale, _ = step
+        dual = problem.dual(point) if point.dual is None else point.dual
+        on_device = isinstance(dual, Tensor)
+        skip = not_finite(dual + (value if on_device else to_float(value)))  # the sum is finite only if both are
+        overflow: bool | Tensor = False
+        if scale.found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
+            overflow = scale.found_inf.to(value.device) > 0 if on_device else to_float(scale.found_inf) > 0
+            skip = skip | overflow
+        if self.nonfinite == "raise" and skip and not overflow:
+            self.forget_scale()
+            raise FloatingPointError(
+                f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
+                "was changed; nonfinite='skip' passes over such steps"
+            )
+        report = partial(report_of, point.gamma, value, dual, point.gap, point.steps)
+        self._reports[0] = report() if on_device else report  # most are never read
+        if self.skipped.device != value.device:  # the model has moved
+            self.skipped = self.skipped.to(value.device)
+        if on_device or skip:
+            self.skipped += skip
+        momentum = [g["momentum"] for g in groups for _ in g["params"]]
+        average = [g["average"] for g in groups for _ in g["params"]]
+        self._average_buffers(problem.geometry.advance(point, momentum, average, skip))
+
+    # Copies.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{k: getattr(self, k) for k in _OWN}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "loss" in state:  # a copy; load_state_dict() comes here too, without one
+            self._prepare()
+
+
+_OWN = (
+    *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
+    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked"),
+)

@@ -1,0 +1,230 @@
+"""Training on several processes: what has to be averaged over ranks, or summed over shards.
+
+Data parallel training averages the gradients over the ranks, so the problem of a step is the average too:
+
+    P(d) = ‖d‖²/(2η) + ⟨r, d⟩ + (1/R) Σ_ranks Σ_i p_i ℓ(u_i + J_i d; y_i)
+
+Each rank weighs 1/R, as in its gradients, however many samples it has. Where the parameters are sharded (FSDP2), an
+inner product of vectors is the sum over the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.tensors import PLAIN, accumulator
+from proxsvm._numbers import Number, to_tensor
+from proxsvm.linearization.graph import Linearization, leaves
+from proxsvm.losses.base import Origin, Scores
+from proxsvm.metrics.cell import Memory
+from proxsvm.metrics.geometry import Geometry
+from proxsvm.metrics.groups import Group
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
+
+ProcessGroup: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
+
+
+def ranks_of(group: ProcessGroup) -> Ranks | None:
+    """The ranks of ``group``, or None where there is but one: then nothing of this file runs."""
+    if group is None or not (dist.is_available() and dist.is_initialized()):
+        return None
+    chosen = None if isinstance(group, str) else group
+    size = dist.get_world_size(chosen)
+    return Ranks(chosen, size) if size > 1 else None
+
+
+class Ranks:
+    """The processes over which gradients are averaged."""
+
+    def __init__(self, group: dist.ProcessGroup | None, size: int) -> None:
+        self.group, self.size = group, size
+
+    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin Σ_ranks x, of one small tensor; call the result to have it. Work done in between hides the wait."""
+        total = x.clone()
+        work = dist.all_reduce(total, group=self.group, async_op=True)
+
+        def wait() -> Tensor:
+            if work is not None:
+                work.wait()
+            return total
+
+        return wait
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The average over ranks of each tensor, in one reduction for each dtype."""
+        means: dict[int, Tensor] = {}
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            chosen = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            flat = torch.cat([tensors[i].detach().reshape(-1) for i in chosen]).div_(self.size)
+            dist.all_reduce(flat, group=self.group)
+            pieces = torch.split(flat, [tensors[i].numel() for i in chosen])
+            means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
+        return [means[i] for i in range(len(tensors))]
+
+    def agree(self, numbers: Tensor) -> bool:
+        """Whether every rank has the same numbers, or some rank has one that is not finite."""
+        both = torch.stack([numbers, -numbers])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        return bool((both[0] == -both[1]).all() | ~both.isfinite().all())
+
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Which flags are set on any rank."""
+        held = torch.tensor(flags, dtype=torch.int32, device=device)
+        dist.all_reduce(held, dist.ReduceOp.MAX, group=self.group)
+        return [bool(x) for x in held.tolist()]
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        """Raise unless every rank has the same parameters; once, before the first step."""
+        mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
+        theirs: list[Any] = [None] * self.size
+        dist.all_gather_object(theirs, mine, group=self.group)
+        odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
+        if odd:
+            raise RuntimeError(
+                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ could be right for all. "
+                "Replicas: wrap the model in DistributedDataParallel, or use fully_shard, before the first step. "
+                "ZeroRedundancyOptimizer shows each rank only its share of the parameters and is not supported: "
+                "use fully_shard to save memory. Ranks that train models of their own: process_group=None"
+            )
+
+
+# Shards. A DTensor is known by what it has, so that its package is imported by those who use it.
+
+
+def is_sharded(p: Tensor) -> bool:
+    """Whether ``p`` is a DTensor."""
+    return type(p) not in PLAIN and hasattr(p, "placements") and hasattr(p, "to_local")
+
+
+def any_sharded(params: Sequence[Tensor]) -> bool:
+    """Whether one of ``params`` is a DTensor."""
+    return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
+
+
+def is_split(p: Tensor) -> bool:
+    """Whether this process holds but a part of ``p``."""
+    return is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size())  # type: ignore[attr-defined]
+
+
+def local(p: Tensor) -> Tensor:
+    """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
+    if not is_sharded(p):
+        return p
+    part: Tensor = p.to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def local_grad(p: Tensor) -> Tensor:
+    """This rank's part of the gradient of ``p``, cut as ``p`` is."""
+    grad = p.grad
+    assert grad is not None
+    if is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
+        grad = grad.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+    return local(grad)
+
+
+def copies(p: Tensor, ranks: int) -> int:
+    """How many of the ranks hold the same part of ``p``: all of them for a plain tensor, one under plain FSDP2."""
+    if not is_sharded(p):
+        return ranks
+    sizes: list[int] = [p.device_mesh.size(k) for k, place in enumerate(p.placements) if not place.is_replicate()]  # type: ignore[attr-defined]
+    if ranks % prod(sizes):
+        raise RuntimeError(
+            f"a parameter is sharded over {prod(sizes)} ranks, but the optimizer's process group has {ranks}: give "
+            "process_group the ranks of the whole device mesh (or leave it at 'default')"
+        )
+    return ranks // prod(sizes)
+
+
+class ShardedGeometry(Geometry):
+    """The geometry of this rank's shards: local inner products add up over the ranks, each shard counted once."""
+
+    sharded = True
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        groups: list[Group],
+        kernels: StepKernels,
+        memory: Memory,
+        owners: Sequence[Tensor],
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(params, groups, kernels, [1 / copies(p, ranks.size) for p in owners], memory)
+        self._ranks = ranks
+
+    def reduce(self, numbers: Sequence[Number]) -> Sequence[Number]:
+        """Σ over the ranks, in one reduction."""
+        like = next((x for x in numbers if isinstance(x, Tensor)), None)
+        empty = self.params[0].new_empty((), dtype=accumulator(self.params[0].dtype)) if like is None else like
+        found = self._ranks.start_sum(torch.stack([to_tensor(x, empty) for x in numbers]))()
+        return found.tolist() if like is None else list(found)
+
+
+# The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.
+
+
+class AveragedLinearization(Linearization):
+    """J of this rank's samples; Jᵀ s averaged over the ranks."""
+
+    def __init__(self, scores: Scores, params: Sequence[Tensor], ranks: Ranks) -> None:
+        super().__init__(scores, params)
+        self._ranks = ranks
+
+    def vjp(self, s: Scores, *options: Any, **named: Any) -> list[Tensor]:
+        """(1/R) Σ_ranks Jᵀ s: every rank must call it."""
+        return self._ranks.mean(super().vjp(s, *options, **named))
+
+    def jacobian(self, *options: Any, **named: Any) -> Tensor:
+        """Not known here: the samples are spread over the ranks."""
+        raise RuntimeError(
+            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian (ExactQP and "
+            "verify() need it): use SingleStepFW or MultiStepFW, or verify in a process of its own"
+        )
+
+
+class AveragedProblem(ProxProblem):
+    """The problem averaged over ranks. Every rank must ask the same questions of it in the same order."""
+
+    ranks: Ranks
+
+    @classmethod
+    def averaged(cls, origin: Origin, geometry: Geometry, ranks: Ranks) -> AveragedProblem:
+        """The averaged problem of this rank's loss value."""
+        problem = cls(geometry, origin, AveragedLinearization(origin.scores, geometry.params, ranks))
+        problem.ranks = ranks
+        problem.observe()
+        return problem
+
+    on_ranks = True
+
+    def mean(self, value: Tensor) -> Tensor:
+        """(1/R) Σ_ranks value."""
+        return self.ranks.mean([value])[0]
+
+    def check(self, point: DualPoint, solver: object) -> None:
+        """Raise where a solver has used samples past the averages, so that the replicas would drift apart. It waits."""
+        lam, gamma = (to_tensor(x, self.origin.coefficients) for x in (point.lam, point.gamma))
+        if not self.ranks.agree(torch.stack([lam, gamma])):
+            raise RuntimeError(
+                f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
+                "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
+            )
+
+
+def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> set[int]:
+    """The ids of the parameters that the scores depend on, on any rank."""
+    mine = leaves(scores)
+    if ranks is None or not params:
+        return mine
+    flags = ranks.any([id(p) in mine for p in params], params[0].device)
+    return {id(p) for p, flag in zip(params, flags, strict=True) if flag}

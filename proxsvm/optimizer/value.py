@@ -1,0 +1,78 @@
+"""The value of the gradients that a step is taken for."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.tensors import accumulator
+from proxsvm._numbers import Number, on_host, to_float
+from proxsvm.optimizer.ranks import Ranks
+from proxsvm.problem import ProxProblem
+
+ROUNDING = 1e-5  # of float32, with which a value may have been read and given back
+
+
+class LossValue(NamedTuple):
+    """The value of the gradients and, where it is known to be more than 0, what the loss never falls below.
+
+    >>> LossValue(torch.tensor(6.0), torch.tensor(2.0)).plus(torch.tensor(-1.0))
+    LossValue(value=tensor(5.), floor=tensor(1.))
+    """
+
+    value: Tensor
+    floor: Tensor | None = None
+
+    def plus(self, term: Tensor | None) -> LossValue:
+        """With a ``term`` that the record has missed; one that is not a loss ≥ 0 takes the floor down with it."""
+        if term is None:
+            return self
+        term = term.to(self.value)
+        floor = self.floor
+        return LossValue(self.value + term, None if floor is None else (floor + term.clamp(max=0)).clamp(min=0))
+
+    def on(self, grad: Tensor, scale: Tensor | None) -> LossValue:
+        """On the device of ``grad`` and in the dtype of its norms, without the loss scale that it was recorded with."""
+        value = self.value.to(device=grad.device, dtype=accumulator(grad.dtype))
+        floor = None if self.floor is None else self.floor.to(value)
+        if scale is None:
+            return LossValue(value, floor)
+        scale = scale.to(value)
+        return LossValue(value / scale, None if floor is None else floor / scale)
+
+    def replaced(self, given: Tensor) -> LossValue:
+        """With the value that was ``given``. The floor holds if that is the recorded value, or terms ≥ 0 were added."""
+        given = given.to(self.value)
+        kept = given >= self.value * (1 - ROUNDING)
+        return LossValue(given, None if self.floor is None else torch.where(kept, self.floor, 0.0))
+
+    def numbers(self, ranks: Ranks | None) -> list[Tensor]:
+        """Value and floor, where there is one; on several ranks both, as parts of their averages."""
+        value, floor = self
+        if ranks is None:
+            return [value] if floor is None else [value, floor]
+        return [value / ranks.size, torch.zeros_like(value) if floor is None else floor / ranks.size]
+
+
+def given_value(loss: Number) -> Tensor:
+    """The value that was given to ``step(loss=...)``, as a 0-dim tensor."""
+    given = torch.as_tensor(loss, dtype=None if isinstance(loss, Tensor) else torch.float64).detach()
+    if given.numel() != 1:
+        raise ValueError(f"loss is a tensor of shape {tuple(given.shape)}; expected one value")
+    if on_host(given) and -math.inf < to_float(given) < 0:
+        raise ValueError(f"loss is {float(given)}; expected 0 or more: the step-size comes from a loss ℓ ≥ 0")
+    return given.reshape(())
+
+
+def lacks_a_term(value: Tensor, problem: ProxProblem) -> bool:
+    """Whether the value of a gradient is 0 and the gradient is not. On an accelerator nobody waits to know.
+
+    A cross-entropy of 1e-9 is 0 in float32, and its gradient of 1e-9 is not: that much is rounding.
+    """
+    if not on_host(value) or to_float(value) != 0:
+        return False
+    products = problem.first().products
+    return products is not None and to_float(products.delta_delta) > ROUNDING**2

@@ -1,0 +1,1 @@
+"""What CorrectiveFW keeps between its steps."""

@@ -1,0 +1,120 @@
+"""Where a loss is known by its oracle alone: the hull of the atoms that the oracle has found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsvm._numbers import as_tensors
+from proxsvm.losses.base import Atom, Scores, like, parts
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem
+from proxsvm.solvers._corrective.base import ScoreSpacePoint
+from proxsvm.solvers._corrective.simplex_qp import simplex_qp
+
+
+class AtomHull(ScoreSpacePoint):
+    """The atoms found so far and their weights ``a``: the present point is their combination.
+
+    A row of ``s`` is an atom's flattened s, with ``offset`` its c and ``gx`` its G x; ``lin`` is its Σ p (⟨s, v₀⟩ + c).
+    The dual of a combination a of the rows is −½‖r‖² + ⟨lin, a⟩ − ½ ⟨a, Q a⟩ with Q = ⟨x, G x⟩. Row 0 is the start,
+    s = 0 and c the loss's lower bound; once the memory is full, it becomes what was the present point.
+    """
+
+    def __init__(self, problem: ProxProblem, memory: int) -> None:
+        super().__init__(problem)
+        self.v0 = problem.linearised_scores(self.start)
+        self.flat_v0 = _flat(self.v0)
+        self.p = _flat(like(self.v0, tuple(_by_sample(self.weight, u).expand_as(u) for u in parts(self.v0))))
+        rows = memory + 2
+        self.s, self.gx = (self.p.new_zeros(rows, len(self.p)) for _ in range(2))
+        self.offset = self.p.new_zeros(rows, len(self.weight))
+        self.Q, self.lin, self.a = np.zeros((rows, rows)), np.zeros(rows), np.zeros(rows)
+        self.mass = np.ones(rows)  # how much of a row is not the start
+        self.a[0], self.mass[0] = 1.0, 0.0
+        self.weights = torch.as_tensor(self.a[:1]).to(self.p)  # a as a tensor
+        self.offset[0], self.lin[0] = self.bounds, float(self.start.lam)
+        self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the present point at its own scores v
+        self.size = 1
+        self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
+
+    def scores(self) -> Any:
+        """v = v₀ − G x."""
+        if self.unsettled is None:
+            return self.v0
+        self.gx[self.size - 1] = _flat(self.problem.linearization.jvp(self.unsettled))
+        return _unflat(self.flat_v0 - self._combined(self.gx), self.v0)
+
+    def _combined(self, rows: Tensor) -> Tensor:
+        return self.weights @ rows[: self.size]
+
+    def ascent(self, v: Scores, atom: Atom) -> float:
+        """Σ p (⟨s, v⟩ + c) of the atom, less that of the present point."""
+        return float(torch.dot(self.weight, atom.value_at(v))) - self.worth
+
+    def step(self, v: Scores, vertex: Atom) -> None:
+        """Add the atom, and move to the best point of the hull."""
+        if self.size == len(self.s):
+            self._forget()
+        k = self.size
+        self.s[k], self.offset[k] = _flat(vertex.s), vertex.offset
+        x = self.p * self.s[k]
+        _, self.unsettled, own = self._push(_unflat(x, self.v0))
+        linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, self.offset[k])
+        numbers = torch.cat([self.gx[:k] @ x, torch.stack(as_tensors(*linear, own))]).tolist()
+        self.lin[k] = numbers[k] + numbers[k + 1]
+        self.Q[k, : k + 1] = self.Q[: k + 1, k] = [*numbers[:k], numbers[k + 2]]
+        self.size = k + 1
+        Q, lin, a = self.Q[: k + 1, : k + 1], self.lin[: k + 1], self.a[: k + 1]
+        a[k] = 0.0
+        a[:] = simplex_qp(Q, lin, a)
+        along, curved = float(a @ lin), float(a @ Q @ a)
+        self.dual, self.worth = self.dual_of_start - float(self.start.lam) + along - curved / 2, along - curved
+        self.weights = torch.as_tensor(a).to(self.p)
+
+    def _forget(self) -> None:
+        """Free a row: drop the oldest point without weight or, if all have some, merge them into their combination."""
+        idle = np.flatnonzero(self.a[1:] == 0) + 1
+        if not len(idle):
+            for rows in (self.s, self.gx, self.offset):
+                rows[0] = self._combined(rows)
+            Qa = self.Q @ self.a
+            self.Q[0], self.Q[:, 0] = Qa, Qa
+            self.Q[0, 0] = self.a @ Qa
+            self.lin[0], self.mass[0] = self.a @ self.lin, self.a @ self.mass
+            self.a[:] = 0.0
+            self.a[0] = 1.0
+            idle = np.array([1])
+        kept = np.delete(np.arange(self.size), idle[0])
+        self.size -= 1
+        for rows in (self.s, self.gx, self.offset):
+            rows[: self.size] = rows[torch.as_tensor(kept, device=rows.device)]
+        self.Q[: self.size, : self.size] = self.Q[np.ix_(kept, kept)]
+        self.lin[: self.size], self.a[: self.size] = self.lin[kept], self.a[kept]
+
+    def _moved(self, steps: int) -> DualPoint:
+        """The combination, at the cost of a vjp."""
+        now = Atom(_unflat(self._combined(self.s), self.v0), self._combined(self.offset))
+        gamma = torch.full_like(self.p[0], min(1.0, float(self.a[: self.size] @ self.mass[: self.size])))
+        return replace(self.problem.vertex(now), gamma=gamma, steps=steps)
+
+
+def _by_sample(p: Tensor, u: Tensor) -> Tensor:
+    return p.reshape(-1, *[1] * (u.dim() - 1))
+
+
+def _flat(scores: Scores) -> Tensor:
+    if isinstance(scores, Tensor):
+        return scores.detach().reshape(-1)
+    return torch.cat([u.detach().reshape(-1) for u in scores])
+
+
+def _unflat(flat: Tensor, scores: Scores) -> Scores:
+    if isinstance(scores, Tensor):
+        return flat.reshape(scores.shape)
+    sizes = [u.numel() for u in parts(scores)]
+    return like(scores, tuple(x.reshape(u.shape) for x, u in zip(torch.split(flat, sizes), parts(scores), strict=True)))

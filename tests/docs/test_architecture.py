@@ -1,0 +1,147 @@
+"""The architecture that the docs describe is the one that stands: every path, every import, every size."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "proxsvm"
+FILES = sorted(PACKAGE.rglob("*.py"))
+PAGE, CONTRIBUTING = ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"
+
+# Each layer imports from those before it; parts of one layer do not know each other.
+LAYERS = [
+    {"_numbers", "_extras", "version"},
+    {"_kernels"},
+    {"losses"},
+    {"point"},
+    {"linearization", "metrics"},
+    {"problem"},
+    {"solvers"},
+    {"optimizer", "verification", "estimators", "checkpoint"},
+]
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+# Paths.
+
+
+def named(page: Path) -> set[Path]:
+    """The paths of the tree that begins with ``proxsvm/``: two spaces per level, commas between names."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page.read_text(), re.S | re.M)
+    block = next(block for block in blocks if block.startswith("proxsvm/"))
+    paths, folders = set(), [ROOT]
+    for line in filter(None, block.splitlines()):
+        indent, names = re.fullmatch(r"( *)(\S+(?:, \S+)*)(?:  .*)?", line).groups()
+        del folders[len(indent) // 2 + 1 :]
+        found = [folders[-1] / name for name in names.split(", ")]
+        paths.update(found)
+        folders.append(found[0])
+    return paths
+
+
+def is_public(path: Path) -> bool:
+    return not any(part.startswith("_") for part in path.relative_to(PACKAGE).parts)
+
+
+@pytest.mark.parametrize("page", [PAGE, CONTRIBUTING], ids=lambda page: page.name)
+def test_every_path_that_is_named_exists(page):
+    missing = sorted(str(path.relative_to(ROOT)) for path in named(page) if not path.exists())
+    assert not missing
+
+
+def test_every_public_module_is_named():
+    folders = {path.parent for path in FILES}
+    expected = {path for path in [*FILES, *folders] if is_public(path)} | {PACKAGE / "_kernels"}
+    assert not sorted(str(path.relative_to(ROOT)) for path in expected - named(PAGE))
+
+
+def test_contributing_names_all_of_the_top():
+    folders = {path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    top = folders | {path for path in PACKAGE.glob("*.py") if is_public(path) and path.name != "version.py"}
+    assert not sorted(path.name for path in top - named(CONTRIBUTING))
+
+
+def drawing() -> ModuleType:
+    path = ROOT / "docs" / "pictures" / "architecture.py"
+    spec = importlib.util.spec_from_file_location("architecture_picture", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_names_what_exists_and_is_up_to_date():
+    picture = drawing()
+    boxes = [box for _, _, lane in picture.LANES for box in lane] + picture.BELOW
+    places = {box.where for box in boxes if box.color != picture.YOURS}
+    assert len(places) > 5
+    assert not [place for place in places if not (PACKAGE / place).exists()]
+    assert picture.svg() == (ROOT / "docs" / "pictures" / "architecture.svg").read_text(), "run the drawing"
+
+
+# Imports.
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    part, tree = part_of(path), ast.parse(path.read_text())
+    if part == "__init__":
+        return
+    for name in imports(tree):
+        package, *rest = name.split(".")
+        if package == "proxsvm" and rest[0] != part:
+            assert LEVEL[rest[0]] < LEVEL[part], f"{part} imports {name}"
+        assert package not in ("experiments", "benchmarks", "tests"), name
+
+
+def test_only_the_kernels_know_numba_triton_and_addresses():
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        uses = {name.split(".")[0] for name in imports(tree)} & {"numba", "triton"}
+        uses |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & {"data_ptr"}
+        loads = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
+        uses |= {"load" for call in loads if ast.unparse(call.args[0]) in ("'numba'", "'triton'")}
+        assert not uses or part_of(path) == "_kernels", f"{path} uses {uses}"
+
+
+def test_the_test_of_imports_can_fail():
+    assert list(imports(ast.parse("from proxsvm.solvers import base\nimport numba.core"))) == [
+        "proxsvm.solvers.base",
+        "numba.core",
+    ]
+    assert LEVEL["solvers"] > LEVEL["losses"]
+
+
+# Sizes.
+
+
+def test_files_and_functions_stay_small():
+    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
+    assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > 350}
+    assert statistics.median(lengths.values()) < 150
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"

@@ -1,0 +1,82 @@
+"""docs/extend.md and docs/structured.md run, block after block; a structure of one's own keeps its promises."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxsvm.losses import StructuredHinge
+from proxsvm.verification import check_loss
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def run_blocks(page: Path) -> None:
+    torch.set_default_dtype(torch.float32)  # as a reader has it
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_extend_runs(capsys):
+    run_blocks(DOCS / "extend.md")
+    out = capsys.readouterr().out
+    assert "tensor(2.5000)" in out
+    assert "VIOLATED" not in out
+    assert "exact=False" in out
+
+
+def test_structured_runs():
+    page = DOCS / "structured.md"
+    run_blocks(page)
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (DOCS / link).exists(), link
+
+
+class Pair(StructuredHinge):
+    """Two bits, as scores [n, 2]; ``wrong`` makes the decoder wrong on purpose."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def features(self, labelling, scores):
+        return labelling.to(scores)
+
+    def cost(self, labelling, target):
+        return (labelling != target).sum(1)
+
+    def labellings(self, scores, target):
+        return [torch.tensor(bits).expand(len(scores), 2) for bits in ([0, 0], [0, 1], [1, 0], [1, 1])]
+
+    def decode(self, scores, target=None):
+        best = super().decode(scores, target)
+        return torch.ones_like(best) if self.wrong else best
+
+
+def test_enumeration_finds_a_wrong_decoder():
+    scores, target = torch.randn(6, 2), torch.randint(2, (6, 2))
+    check_loss(Pair(), scores, target)
+    with pytest.raises(AssertionError, match=r"not the best atom|is negative"):
+        check_loss(Pair(wrong=True), scores, target)
+
+
+def test_an_approximate_decoder_never_takes_less_than_the_truth():
+    loss = Pair(wrong=True)
+    loss.exact = False
+    scores, target = torch.tensor([[-9.0, -9.0], [9.0, 9.0]]), torch.tensor([[0, 0], [0, 0]])
+    atom = loss.oracle(scores, target)
+    assert atom.b(scores).tolist() == [0.0, 20.0]
+    assert atom.offset.tolist() == [0.0, 2.0]
+
+
+def test_a_structure_without_decoder_says_what_is_missing():
+    class Empty(StructuredHinge):
+        features = Pair.features
+        cost = Pair.cost
+
+    with pytest.raises(NotImplementedError, match="must define decode"):
+        Empty()(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long))

@@ -1,0 +1,113 @@
+"""The code of every page and notebook of docs/ runs, and prints what the page says it prints.
+
+A page's ```python blocks run one after another in one namespace. A block titled "prints" that follows one is what it
+must print: the words exactly, the numbers roughly (other machines round otherwise), "..." for anything. Code of other
+systems stands in ```py blocks, which are shown and not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n+^```text title="prints"\n(.*?)^```)?', re.S | re.M)
+PAGES = sorted(page for page in DOCS.rglob("*.md") if BLOCK.search(page.read_text()))
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
+ROUGHLY, TINY = 0.25, 1e-4
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+def agrees(expected: str, printed: str) -> bool:
+    """Whether the two have the same words, and numbers that are close or both tiny."""
+    parts = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", expected.strip())
+    pattern = ""
+    for part in parts:
+        if NUMBER.fullmatch(part):
+            pattern += f"({NUMBER.pattern})"
+        else:
+            pattern += ".*?" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
+    match = re.fullmatch(pattern, printed.strip(), re.S)
+    if match is None:
+        return False
+    told = [float(part) for part in parts if NUMBER.fullmatch(part)]
+    return all(
+        abs(float(b) - a) <= ROUGHLY * abs(a) or max(abs(a), abs(float(b))) <= TINY
+        for a, b in zip(told, match.groups(), strict=True)
+    )
+
+
+@pytest.fixture(autouse=True)
+def as_a_reader_has_it():
+    """float32, and pictures that open no window."""
+    torch.set_default_dtype(torch.float32)
+    matplotlib.use("Agg")
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_pages_code_runs_and_prints_what_it_says(page, capsys):
+    text = page.read_text()
+    namespace: dict[str, object] = {"__name__": "page"}
+    for match in BLOCK.finditer(text):
+        code, expected = match.groups()
+        line = text[: match.start()].count("\n") + 1
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        printed = capsys.readouterr().out
+        if expected is not None:
+            assert agrees(expected, printed), f"{name(page)}:{line} prints\n{printed}\nand not\n{expected}"
+
+
+def test_agreement_can_fail():
+    assert agrees("γ is 0.50, gap 1.0e-09\n", "γ  is 0.51, gap 2.0e-08")
+    assert agrees("tol=1, ...) done", "tol=1, fraction=0.0) done")
+    assert not agrees("γ is 0.50", "γ is 0.9")
+    assert not agrees("γ is 0.50", "gamma is 0.50")
+    assert not agrees("optimal", "not optimal")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_runs_and_was_executed(path):
+    nbformat = pytest.importorskip("nbformat", reason="the extra 'docs' is not installed")
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    namespace: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile(cell.source, path.name, "exec"), namespace)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run `make notebooks`"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+
+
+def test_every_picture_has_its_drawing():
+    used = {
+        picture for page in DOCS.rglob("*.md") for picture in re.findall(r"pictures/([\w-]+)\.svg", page.read_text())
+    }
+    drawn = {path.stem.replace("_", "-") for path in DOCS.glob("pictures/[a-z]*.py")}
+    kept = {path.stem for path in DOCS.glob("pictures/*.svg")}
+    assert used == drawn == kept
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in tmp_path.rglob("*.html"):  # the site is whole by itself: nothing is fetched from elsewhere
+        html = page.read_text()
+        assert not re.findall(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]+', html), page
+        assert not re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(?:https?:)?//', html), page
+        assert "arithmatex" not in html, f"a formula was left in {page}"

@@ -1,0 +1,101 @@
+"""The paper's networks have their published sizes, and train through ProxOptimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments.lm import GPT
+from experiments.models import DenseNet, SentencePairBiLSTM, WideResNet
+from experiments.optimizers import OPTIMIZERS, criterion_of
+from experiments.studies import study_of
+from experiments.tasks import IMAGE_MODELS, LANGUAGE_MODELS
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+
+SIZES = [
+    (lambda: WideResNet(40, 4), 8.9e6),
+    (lambda: DenseNet(40, 40), 1.9e6),
+    (lambda: SentencePairBiLSTM(300, 2048, 512), 47e6),
+]
+
+
+@pytest.mark.parametrize(("build", "published"), SIZES)
+def test_published_sizes(build, published):
+    with torch.device("meta"):
+        size = sum(p.numel() for p in build().parameters())
+    assert size == pytest.approx(published, rel=0.01)
+
+
+def images():
+    return (torch.randn(4, 3, 32, 32),)
+
+
+def sentences():
+    return torch.randn(4, 6, 5), torch.tensor([6, 3, 1, 2]), torch.randn(4, 5, 5), torch.tensor([2, 5, 4, 1])
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (lambda: WideResNet(10, 1), images),
+        (lambda: DenseNet(10, 4), images),
+        (lambda: SentencePairBiLSTM(5, 4, 3), sentences),
+    ],
+)
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
+def test_small_members_train(build, inputs, solver):
+    model, x, y = build(), inputs(), torch.tensor([0, 1, 2, 0])
+    criterion = MultiClassHinge(smooth=True)
+    optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=0.1)
+    values = [float(optimizer.step(lambda: criterion(model(*x), y)).detach()) for _ in range(20)]
+    assert values[-1] < values[0]
+
+
+PAPER = {"cifar10-wrn": "wrn-40-4", "cifar10-densenet": "densenet-40-40", "snli": "bilstm-2048", "lm": "gpt-6-384"}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_network_of_the_papers_scale_takes_a_step(name):
+    """On the CPU, in float32, with two samples: as the sweep would build and update it."""
+    torch.set_default_dtype(torch.float32)
+    config = next(run for run in study_of(name, "paper", "data").grid if run.loss != "ce" and not run.metric)
+    assert (config.model, config.optimizer, config.device) == (PAPER[name], "dfw", "cuda")
+    recipe, criterion = OPTIMIZERS[config.optimizer], criterion_of(config)
+    task = {
+        "wrn-40-4": lambda: (IMAGE_MODELS["wrn-40-4"](10), images()),
+        "densenet-40-40": lambda: (IMAGE_MODELS["densenet-40-40"](10), images()),
+        "bilstm-2048": lambda: (SentencePairBiLSTM(300, 2048, 512), words()),
+        "gpt-6-384": lambda: (GPT(*LANGUAGE_MODELS["gpt-6-384"]), (torch.randint(97, (2, 256)),)),
+    }
+    network, inputs = task[config.model]()
+    before = [p.clone() for p in network.parameters()]
+    optimizer = recipe.build(config, criterion, network.parameters(), 10)
+
+    def loss():
+        scores = network(*inputs).flatten(0, -2)
+        return criterion(scores, torch.arange(len(scores)) % 3)
+
+    value = recipe.update(optimizer, loss)
+    assert value > 0
+    assert optimizer.last.gamma > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+
+
+def words():
+    return torch.randn(2, 6, 300), torch.tensor([6, 3]), torch.randn(2, 5, 300), torch.tensor([2, 5])
+
+
+def test_padding_does_not_change_an_encoding():
+    model = SentencePairBiLSTM(5, 4, 3)
+    words = torch.randn(2, 3, 5)
+    padded = torch.cat([words, torch.randn(2, 4, 5)], 1)
+    lengths = torch.tensor([3, 2])
+    torch.testing.assert_close(model.encode(words, lengths), model.encode(padded, lengths))
+
+
+@pytest.mark.parametrize("network", [WideResNet, DenseNet])
+def test_an_impossible_depth_is_refused(network):
+    with pytest.raises(ValueError, match="expected 6n"):
+        network(12, 4)

@@ -1,0 +1,168 @@
+"""The structured experiments on tiny data in the official formats; the real sets where they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.structured import camvid, chunking, ocr, sentences
+from experiments.structured.runs import Runs, need
+from experiments.structured.structural_svm import ChainSVM
+from proxsvm import ProxProblem
+from proxsvm.losses import ChainHinge
+from proxsvm.solvers import ExactQP
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_certificate_of_the_structural_svm_encloses_the_exact_value():
+    torch.manual_seed(0)
+    N, T, D, K, decay = 6, 3, 2, 3, 0.2
+    x, labels, lengths = torch.randn(N, T, D).double(), torch.randint(K, (N, T)), torch.tensor([3, 1, 2, 3, 3, 2])
+    W, A = (torch.zeros(s, dtype=torch.double, requires_grad=True) for s in ((D, K), (K, K)))
+    problem = ProxProblem.from_scores(ChainHinge(), (x @ W, A), (labels, lengths), [W, A], lr=1 / decay)
+    exact = float(problem.dual(ExactQP().solve(problem)))
+    states = list(ChainSVM(x, labels, lengths, K, decay).solve(tol=1e-5, max_passes=300, block=3))
+    for now in states:
+        assert now.dual <= exact + 1e-8 <= now.primal + 2e-8
+    assert states[-1].relative_gap <= 1e-5
+    assert states[-1].dual == pytest.approx(exact, rel=1e-4)
+
+
+def test_finished_runs_are_not_run_again(tmp_path):
+    runs, calls = Runs(tmp_path / "a" / "runs.jsonl"), []
+    for _ in range(2):
+        runs.once(lambda: {"value": calls.append(1) or len(calls)}, method="x", seed=1)
+    again = Runs(tmp_path / "a" / "runs.jsonl")
+    assert again.once(lambda: {"value": -1}, method="x", seed=1)["value"] == 1
+    assert again.once(lambda: {"value": 2}, method="x", seed=2)["value"] == 2
+    assert [json.loads(line)["value"] for line in (tmp_path / "a" / "runs.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_missing_data_says_how_to_get_it(tmp_path):
+    with pytest.raises(SystemExit, match=r"letter\.data is not there.*--data DIR"):
+        need(tmp_path / "letter.data", ocr.HOW)
+
+
+def write_letters(path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lines, at = [], 0
+    for word in range(30):
+        text = ["ab", "bca", "c"][word % 3]
+        for t, letter in enumerate(text):
+            at += 1
+            pixels = (draw.random(128) < 0.2).astype(int)
+            pixels[ord(letter) - ord("a")] = 1
+            after = at + 1 if t + 1 < len(text) else -1
+            lines.append("\t".join(map(str, [at, letter, after, word + 1, t + 1, word % 10, *pixels])))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_ocr_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    write_letters(tmp_path / "letter.data")
+    words, fold = ocr.load(tmp_path / "letter.data")
+    assert words.x.shape == (30, 3, 129)
+    assert words.lengths.tolist() == [2, 3, 1] * 10
+    assert fold.tolist() == [i % 10 for i in range(30)]
+    command = ["ocr", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "2", "2"]
+    monkeypatch.setattr(
+        "sys.argv", [*command, "--tol", "0.5", "--decay", "0.5", "--picture", str(tmp_path / "ocr.png")]
+    )
+    for _ in range(2):
+        ocr.main()
+    out = capsys.readouterr().out
+    assert out.count("running:") == 2 * len(ocr.METHODS)
+    assert out.count("already done:") == 2 * len(ocr.METHODS)
+    assert (tmp_path / "ocr.png").stat().st_size > 1000
+
+
+def test_chunking_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    sentence = "He PRP B-NP\nreads VBZ B-VP\nold JJ B-NP\nbooks NNS I-NP\n. . O\n\n"
+    (tmp_path / "conll2000").mkdir()
+    (tmp_path / "conll2000" / "train.txt").write_text(sentence * 20)
+    (tmp_path / "conll2000" / "test.txt").write_text(sentence * 3)
+    command = ["chunking", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "2"]
+    monkeypatch.setattr("sys.argv", [*command, "--picture", str(tmp_path / "c.png")])
+    chunking.main()
+    assert capsys.readouterr().out.count("running:") == len(chunking.METHODS)
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_sentences_from_file_to_table(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'proxsvm[estimators]'")
+    plain = "He PRP B-NP\nreads VBZ B-VP\nbooks NNS B-NP\n. . O\n\n"
+    late = "He PRP B-NP\nreads VBZ B-VP\nvery RB B-ADVP\nlate RB I-ADVP\nat IN B-PP\nnight NN B-NP\n. . O\n\n"
+    (tmp_path / "conll2000").mkdir()
+    (tmp_path / "conll2000" / "train.txt").write_text((plain + plain + late) * 20)
+    (tmp_path / "conll2000" / "test.txt").write_text((plain + late) * 3)
+    read = chunking.read(tmp_path / "conll2000" / "train.txt")
+    assert sentences.kinds(read) == ["ADVP", "PP"]  # noun and verb phrases are everywhere
+    assert sentences.labelled(read[:3], chunking.Vocabulary(read), ["ADVP", "PP"]).y.tolist() == [
+        [0, 0],
+        [0, 0],
+        [1, 1],
+    ]
+    command = ["sentences", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "8"]
+    monkeypatch.setattr("sys.argv", [*command, "--batch", "20", "--seeds", "0"])
+    for _ in range(2):
+        sentences.main()
+    out = capsys.readouterr().out
+    assert out.count("running:") == out.count("already done:") == 2 * len(sentences.METHODS)
+    for title in sentences.METHODS.values():
+        assert f"| {title} |" in out
+    done = Runs(tmp_path / "r.jsonl").done
+    assert max(r["map"] for r in done if r["config"]["method"] == "average precision") == pytest.approx(100)
+
+
+def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install 'proxsvm[experiments]'")
+    draw = np.random.default_rng(0)
+    for split, count in {"train": 4, "val": 2, "test": 24}.items():
+        for folder in (split, f"{split}annot"):
+            (tmp_path / "camvid" / folder).mkdir(parents=True)
+        for i in range(count):
+            labels = np.zeros((8, 10), dtype=np.uint8)
+            labels[4:] = camvid.ROAD
+            labels[0, 0] = camvid.UNLABELLED
+            picture = (draw.random((8, 10, 3)) * 50 + 150 * (labels == camvid.ROAD)[..., None]).astype(np.uint8)
+            image.fromarray(picture).save(tmp_path / "camvid" / split / f"{i}.png")
+            image.fromarray(labels).save(tmp_path / "camvid" / f"{split}annot" / f"{i}.png")
+    command = [
+        "camvid",
+        "--data",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "r.jsonl"),
+        "--epochs",
+        "2",
+        "--seeds",
+        "0",
+    ]
+    monkeypatch.setattr("sys.argv", [*command, "--weights", str(tmp_path / "w"), "--picture", str(tmp_path / "c.png")])
+    camvid.main()
+    out = capsys.readouterr().out
+    assert all(title in out for title in camvid.METHODS.values())
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_the_best_chunks_are_seqevals():
+    metrics = pytest.importorskip(
+        "seqeval.metrics", reason="seqeval is not installed: pip install 'proxsvm[experiments]'"
+    )
+    truth, found = [["B-NP", "I-NP", "O", "B-VP"]], [["B-NP", "O", "O", "B-VP"]]
+    assert metrics.f1_score(truth, found) == pytest.approx(0.5)  # one of two chunks, as conlleval counts
+
+
+@pytest.mark.skipif(not (DATA / "letter.data").exists(), reason="data/letter.data is not there: see docs/structured.md")
+def test_the_real_letters():
+    words, fold = ocr.load(DATA / "letter.data")
+    assert (len(words.x), int(words.lengths.sum()), len(fold.unique())) == (6877, 52152, 10)

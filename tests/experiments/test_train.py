@@ -1,0 +1,389 @@
+"""``experiments train``: official files, every optimizer, resuming bit for bit, torchrun."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import cifar, folder
+from experiments.averaging import average, fresh_statistics
+from experiments.config import Config, from_dict
+from experiments.optimizers import OPTIMIZERS
+from experiments.schedules import Schedule
+from experiments.train import Best, TimeUp, run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Both data sets in the official format, tiny: class k is brighter in channel k mod 3."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+
+    def write(file, n, header, classes):
+        labels = np.arange(n) % classes
+        pixels = rng.integers(0, 120, (n, 3, 32, 32))
+        pixels[np.arange(n), labels % 3] += 100
+        top = np.stack([labels // 5, labels], 1)[:, 2 - header :]
+        file.parent.mkdir(exist_ok=True)
+        np.concatenate([top, pixels.reshape(n, -1)], 1).astype(np.uint8).tofile(file)
+
+    for k in range(1, 6):
+        write(folder / "cifar-10-batches-bin" / f"data_batch_{k}.bin", 20, 1, 10)
+    write(folder / "cifar-10-batches-bin" / "test_batch.bin", 30, 1, 10)
+    write(folder / "cifar-100-binary" / "train.bin", 200, 2, 100)
+    write(folder / "cifar-100-binary" / "test.bin", 100, 2, 100)
+
+    (folder / "snli_1.0").mkdir()
+    words, labels = ["man", "dog", "runs", "sleeps", "red", "ball"], ["entailment", "neutral", "contradiction"]
+    for name, n in (("train", 60), ("dev", 15), ("test", 15)):
+        first, second = (rng.choice(words, (n, length)) for length in (5, 4))
+        rows = [
+            {"gold_label": labels[k % 3], "sentence1": " ".join(first[k]), "sentence2": " ".join(second[k])}
+            for k in range(n)
+        ]
+        (folder / "snli_1.0" / f"snli_1.0_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vectors = "".join(f"{word} {' '.join(f'{v:.4f}' for v in rng.normal(size=100))}\n" for word in words)
+    (folder / "glove.6B.100d.txt").write_text(vectors)
+    house = np.abs(rng.normal(size=(120, 9))) * 100 + 1
+    (folder / "cal_housing.data").write_text("".join(",".join(f"{v:.3f}" for v in row) + "\n" for row in house))
+    return folder
+
+
+RECORDS = {"cifar10": (100, 30), "cifar100": (200, 100)}  # of the tiny files
+
+
+def config(data, **options):
+    records = RECORDS.get(options.get("dataset", "cifar10"), ())
+    return Config(
+        **{"data": str(data), "records": records, "held": 10, "epochs": 2, "batch": 32, "lr": 0.05, **options}
+    )
+
+
+def test_the_loader_reads_official_files(data):
+    train, val, test = cifar.load(data, "cifar10", held=10, records=(100, 30))
+    assert (len(train), len(val), len(test)) == (90, 10, 30)
+    assert train.x.mean((0, 2, 3)).abs().max() < 1e-5
+    torch.testing.assert_close(train.x.std((0, 2, 3), correction=0), torch.ones(3))
+    assert torch.equal(test.y, torch.arange(30) % 10)
+    fine, _, _ = cifar.load(data, "cifar100", 90, held=10, records=(200, 100))
+    assert len(fine) == 90
+    with pytest.raises(ValueError, match="cifar10 has 100 training images here; 10 were to be held out and 95 used"):
+        cifar.load(data, "cifar10", 95, held=10, records=(100, 30))
+    assert fine.y.max() > 20  # the fine labels, not the coarse ones
+
+
+def test_missing_and_truncated_files_are_named(data, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_1.bin is missing. Get the binary version"):
+        cifar.load(tmp_path, "cifar10")
+    with pytest.raises(ValueError, match="there are cifar10, cifar100"):
+        cifar.load(data, "mnist")
+    with pytest.raises(ValueError, match=r"data_batch_1.bin has 61460 bytes, 20 images; expected 10000: is it whole"):
+        cifar.load(data, "cifar10")
+    with pytest.raises(ValueError, match=r"records is \(3,\); expected two numbers"):
+        from_dict({"records": [3]})
+    broken = tmp_path / "cifar-100-binary"
+    broken.mkdir()
+    whole = (data / "cifar-100-binary" / "train.bin").read_bytes()
+    for cut in (1, 3074):  # within a record, and a whole one
+        (broken / "train.bin").write_bytes(whole[:-cut])
+        with pytest.raises(ValueError, match=r"train\.bin has .* expected 200: is it whole, and binary\?"):
+            cifar.load(tmp_path, "cifar100", held=10, records=(200, 100))
+
+
+def test_augmentation_shifts_and_flips():
+    x = torch.randn(200, 3, 32, 32)
+    moved = cifar.augment(x, torch.Generator().manual_seed(0))
+    assert moved.shape == x.shape
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    for i in range(20):
+        crops = [
+            source[i, :, r : r + 32, c : c + 32]
+            for source in (padded, torch.nn.functional.pad(x.flip(3), (4, 4, 4, 4)))
+            for r in range(9)
+            for c in range(9)
+        ]
+        assert any(torch.equal(moved[i], crop) for crop in crops)
+
+
+FAMILIES = {
+    "wrn": {"model": "wrn-10-1", "images": 40, "augment": True},
+    "densenet": {"dataset": "cifar100", "model": "densenet-22-12", "images": 24},
+    "wrn, half": {"model": "wrn-10-1", "images": 40, "precision": "bfloat16"},
+    "bilstm": {"dataset": "snli", "model": "bilstm-128", "precision": "bfloat16"},
+    "mlp": {"dataset": "california", "model": "mlp"},
+    "gpt": {"dataset": "lm", "model": "gpt-2-64"},
+}
+RATES = {"adagrad": 0.01, "adam": 0.003, "adamw": 0.003, "amsgrad": 0.003, "bpgrad": 0.02, "multistep": 0.1}
+RATES |= {"dog": 1.0, "prodigy": 1.0, "momo-adam": 0.01, "schedulefree-adamw": 0.003}
+SCHEDULES = {"sgd": "wrn-jobs", "adamw": "cosine"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, optimizer, family):
+    lr = RATES.get(optimizer, 0.05)
+    schedule = "snli" if (optimizer, family) == ("sgd", "bilstm") else SCHEDULES.get(optimizer, "")
+    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": ("0.9", "1/4"), "test": True}
+    made = config(data, **FAMILIES[family], **options, schedule=schedule)
+    lines = run(made, tmp_path)
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert all(math.isfinite(lines[-1][key]) for key in ("train_loss", "val", "test", "step_size", "seconds"))
+    assert set(lines[-1]["val_averaged"]) == set(lines[-1]["test_averaged"]) == {"0.9", "1/4"}
+    assert lines[-1]["val_averaged"]["0.9"] != lines[-1]["val"] or family != "mlp"
+    assert "test" not in lines[0]  # read once
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["config"]["optimizer"] == optimizer
+    assert saved["provenance"]["torch"] == torch.__version__
+
+    # As if it had been killed in the second epoch.
+    os.replace(tmp_path / "previous.pt", tmp_path / "last.pt")
+    log = tmp_path / "log.jsonl"
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    assert without_seconds(run(made, tmp_path)) == without_seconds(lines)
+
+
+def test_a_compiled_network_trains_to_the_same_numbers(data, tmp_path):
+    options = {**FAMILIES["mlp"], "averages": ("0.9",)}
+    plain = run(config(data, **options), tmp_path / "plain")
+    compiled = run(config(data, **options, compile="eager"), tmp_path / "compiled")
+    assert without_seconds(compiled) == without_seconds(plain)
+
+
+def test_the_time_may_be_up_after_any_epoch(data, tmp_path):
+    made = config(data, **FAMILIES["mlp"], epochs=3)
+    whole = run(made, tmp_path / "whole")
+    for epoch in (1, 2):
+        with pytest.raises(TimeUp, match=f"has {epoch} of 3 epochs"):
+            run(made, tmp_path / "cut", until=0.0)
+    assert without_seconds(run(made, tmp_path / "cut", until=0.0)) == without_seconds(whole)
+
+
+@pytest.mark.parametrize("optimizer", ["dfw", "sgd", "adam"])
+def test_they_learn(data, tmp_path, optimizer):
+    lr = 0.003 if optimizer == "adam" else 0.01
+    lines = run(config(data, optimizer=optimizer, lr=lr, epochs=4, batch=16), tmp_path)
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert lines[-1]["train_accuracy"] > lines[0]["train_accuracy"]
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(data, tmp_path, capsys):
+    made = config(data, epochs=3)
+    whole = run(made, tmp_path / "whole")
+    run(made, tmp_path / "hurt")
+    last, log = tmp_path / "hurt" / "last.pt", tmp_path / "hurt" / "log.jsonl"
+    last.write_bytes(last.read_bytes()[:1000])
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:2]))
+    capsys.readouterr()
+    assert without_seconds(run(made, tmp_path / "hurt")) == without_seconds(whole)
+    said = capsys.readouterr().out
+    assert "last.pt is not a checkpoint, or is damaged" in said
+    assert said.count('"epoch"') == 1  # only the third was run again
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_killed_between_checkpoint_and_log_loses_nothing(data, tmp_path, monkeypatch, capsys, epoch):
+    made = config(data, **FAMILIES["mlp"], epochs=3, test=True, averages=("0.9",))
+    whole = run(made, tmp_path / "whole")
+    write = folder.write
+
+    def killed(file, text):
+        if file.name == "log.jsonl" and len(text.splitlines()) == epoch:
+            raise KeyboardInterrupt
+        write(file, text)
+
+    monkeypatch.setattr(folder, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "hurt")
+    monkeypatch.undo()
+    assert len(folder.read_log(tmp_path / "hurt")) == epoch - 1
+    capsys.readouterr()
+    assert without_seconds(run(made, tmp_path / "hurt")) == without_seconds(whole)
+    assert capsys.readouterr().out.count('"epoch"') == 3 - epoch  # no epoch is run again
+    assert curve(tmp_path / "hurt") == without_seconds(whole)
+    assert "test" in curve(tmp_path / "hurt")[-1]
+
+
+@pytest.mark.parametrize("tear", [lambda text: text[:-30], lambda text: text[:-200] + "\0" * 200, lambda text: ""])
+def test_a_torn_log_is_restored(data, tmp_path, capsys, tear):
+    made = config(data, **FAMILIES["mlp"], test=True)
+    whole = run(made, tmp_path)
+    log = tmp_path / "log.jsonl"
+    text = log.read_text()
+    log.write_text(tear(text))
+    capsys.readouterr()
+    assert run(made, tmp_path) == whole
+    said = capsys.readouterr().out
+    assert ("line 2 is torn" in said) == bool(tear(text))
+    assert '"epoch"' not in said
+    assert log.read_text() == text
+
+
+def test_the_test_set_is_judged_by_the_weights_that_validation_preferred():
+    best, model = Best(max), torch.nn.Linear(1, 1, bias=False)
+    for weight, value in ((1.0, 50.0), (2.0, 70.0), (3.0, 60.0), (4.0, math.nan)):
+        model.weight.data.fill_(weight)
+        assert best.look("", model, value) == value or math.isnan(value)
+    again = Best(max)
+    again.load_state_dict(best.state_dict())
+    assert again.load("", model).weight.item() == 2.0
+    assert again.load("never seen", model) is model
+
+
+def test_names_and_folders_are_checked(data, tmp_path):
+    with pytest.raises(ValueError, match=r"no model named 'vgg'; there are wrn-40-4"):
+        run(config(data, model="vgg"), tmp_path)
+    with pytest.raises(ValueError, match="there are dfw, dfw-full, multistep, sgd"):
+        run(config(data, optimizer="lion"), tmp_path)
+    with pytest.raises(ValueError, match="there are smooth-hinge, hinge, ce, l1"):
+        run(config(data, loss="focal"), tmp_path)
+    with pytest.raises(ValueError, match="no schedule named 'linear'; there are wrn-paper"):
+        run(config(data, optimizer="sgd", schedule="linear"), tmp_path)
+    with pytest.raises(ValueError, match="there are cifar10, cifar100, snli, california, bike, lm"):
+        run(config(data, dataset="mnist"), tmp_path)
+    assert not list(tmp_path.iterdir())  # nothing was begun
+    run(config(data, epochs=1), tmp_path)
+    with pytest.raises(ValueError, match="holds another run"):
+        run(config(data, epochs=1, lr=1.0), tmp_path)
+
+
+def test_the_schedules_are_the_published_ones():
+    def rates(schedule, epochs):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        made = Schedule(Config(schedule=schedule, epochs=epochs), optimizer)
+        found = []
+        for epoch in range(epochs):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            made.after_epoch(float(epoch < 2))  # better until the second epoch
+        return found
+
+    def falls(schedule, epochs):
+        found = rates(schedule, epochs)
+        return {k: round(found[k] / found[k - 1], 6) for k in range(1, epochs) if found[k] != found[k - 1]}
+
+    assert falls("wrn-paper", 200) == {60: 0.2, 120: 0.2, 180: 0.2}
+    assert falls("wrn-jobs", 200) == {60: 0.2, 120: 0.2, 160: 0.2}
+    assert falls("densenet", 300) == {150: 0.1, 225: 0.1}
+    assert rates("snli", 4) == pytest.approx([1, 1, 0.2, 0.04])
+
+
+def test_the_average_is_what_it_says():
+    model = torch.nn.Linear(1, 1, bias=False)
+    betas = {
+        "0.5": [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5],
+        "1/2": [0.0, 2 / 4, 3 / 5, 4 / 6, 5 / 7, 6 / 8],
+    }
+    for form, expected_betas in betas.items():
+        mean, expected = average(model, form), None
+        for t, beta in enumerate(expected_betas):
+            model.weight.data.fill_(float(t**2))
+            mean.update_parameters(model)
+            expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
+            assert mean.module.weight.item() == pytest.approx(expected)
+    for form in ("1.0", "1/0", "0/3", "a tenth"):
+        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the part of the steps"):
+            average(model, form)
+
+
+def test_fresh_statistics_are_those_of_the_present_weights_and_are_put_back():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    x = torch.randn(64, 3)
+    model(x)  # statistics half-way to something
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    with fresh_statistics(model, [(x[:32],), (x[32:],)]):
+        hidden = model[0](x)
+        torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
+        variance = torch.stack([half.var(0) for half in hidden.split(32)]).mean(0)
+        torch.testing.assert_close(model[1].running_var, variance)
+        assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model[1].momentum == 0.1
+
+
+def test_tensorboard_reads_what_was_logged(data, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    lines = run(config(data, **FAMILIES["mlp"]), tmp_path, tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in events.Scalars("val")] == pytest.approx([line["val"] for line in lines], rel=1e-5)
+
+
+def command(data, out, *more):
+    return [
+        *more,
+        "-m",
+        "experiments",
+        "train",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--held",
+        "10",
+        "--batch",
+        "16",
+        "--lr",
+        "0.05",
+        "--records",
+        "100",
+        "30",
+    ]
+
+
+def environment():
+    return os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def curve(out):
+    return without_seconds(json.loads(text) for text in (out / "log.jsonl").read_text().splitlines())
+
+
+def without_seconds(lines):
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
+    options = ["--epochs", "6", "--augment", "--averages", "0.9", "--test"]
+    words, whole = ([*command(data, tmp_path / name, sys.executable), *options] for name in ("killed", "whole"))
+    subprocess.run(whole, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, cwd=ROOT, env=environment(), **pipes) as process:
+        process.stdout.readline()  # the first epoch is done
+        time.sleep(random.uniform(0, 0.5))  # anywhere: while it trains, while it writes
+        process.send_signal(signal.SIGKILL)
+    before = len(curve(tmp_path / "killed"))
+    assert before < 6
+    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    assert "test" in curve(tmp_path / "killed")[-1]
+    again = subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
+    assert again.stdout == b""  # a finished run is not run again
+
+
+def test_it_runs_under_torchrun_unchanged(data, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*command(data, tmp_path / "ranks", *torchrun), "--epochs", "2"]
+    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=900)
+    log = curve(tmp_path / "ranks")
+    assert len(log) == 2
+    assert log[1]["train_loss"] < log[0]["train_loss"]
+    assert 0 <= log[1]["val"] <= 100

@@ -1,0 +1,180 @@
+"""The compiled loops: a whole life of training gives the numbers of torch's kernels, whatever happens."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import K
+from tests.optimizer.test_optimizer import batches
+
+# Gradients are poisoned by hand here, which the optimizer notices.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+
+
+class Life:
+    """A model and its optimizer, to which things happen."""
+
+    def __init__(self, fused, solver=None, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 600), nn.ReLU(), nn.Linear(600, K))
+        self.criterion = MultiClassHinge(smooth=True)
+        self.optimizer = ProxOptimizer(
+            self.criterion,
+            solver or SingleStepFW(),
+            self.model[:3].parameters(),
+            **{"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2, **options},
+            fused=fused,
+        )
+        self.rest = self.model[4]
+
+    def train(self, steps=3, *, poison=None, set_to_none=True, micro=1):
+        for t, (x, y) in enumerate(batches(steps)):
+            self.optimizer.zero_grad(set_to_none)
+            for a, b in zip(x.chunk(micro), y.chunk(micro), strict=True):
+                (self.criterion(self.model(a.to(self.dtype)), b) / micro).backward()
+            if poison is not None and t == 1:
+                self.model[2].weight.grad[0, 0] = poison
+            self.optimizer.step()
+
+    def by_closure(self):
+        for x, y in batches(3):
+            self.optimizer.step(lambda x=x, y=y: self.criterion(self.model(x), y))
+
+    @property
+    def dtype(self):
+        return self.model[0].weight.dtype
+
+    @property
+    def weights(self):
+        return torch.cat([p.detach().reshape(-1).double() for p in self.model.parameters()])
+
+
+def freeze_one(life):
+    life.model[0].bias.requires_grad_(False)
+    life.train()
+    life.model[0].bias.requires_grad_(True)
+    life.train()
+
+
+def add_a_group(life):
+    life.train()
+    life.optimizer.add_param_group({"params": life.rest.parameters(), "lr": 0.1, "weight_decay": 0.0})
+    life.train()
+
+
+def give_other_memory(life):
+    life.train()
+    for p in life.model.parameters():
+        p.data = p.data.clone() * 0.5
+    life.train()
+
+
+def load_weights(life):
+    life.train()
+    life.model.load_state_dict({k: v * 0.5 for k, v in life.model.state_dict().items()})
+    life.train()
+
+
+def go_to_single_precision(life):
+    life.train()
+    state = copy.deepcopy(life.optimizer.state_dict())
+    life.model.float()
+    for s in state["state"].values():
+        s["z"] = s["z"].float()
+    life.optimizer.load_state_dict(state)
+    life.train()
+
+
+def come_back_from_a_copy(life):
+    life.train()
+    life.model, life.optimizer, life.criterion = copy.deepcopy((life.model, life.optimizer, life.criterion))
+    assert life.optimizer.loss is life.criterion
+    life.train()
+
+
+def turn_the_strides(life):
+    life.train()
+    weight = life.model[2].weight
+    weight.data = weight.data.t().contiguous().t()
+    life.train()
+
+
+EVENTS = {
+    "nothing": lambda life: life.train(6),
+    "nan": lambda life: life.train(4, poison=float("nan")),
+    "infinity": lambda life: life.train(4, poison=float("inf")),
+    "gradients kept and zeroed": lambda life: life.train(4, set_to_none=False),
+    "micro-batches": lambda life: life.train(4, micro=3),
+    "a closure": Life.by_closure,
+    "freeze one": freeze_one,
+    "another group": add_a_group,
+    "other memory": give_other_memory,
+    "load weights": load_weights,
+    "single precision": go_to_single_precision,
+    "a copy": come_back_from_a_copy,
+    "other strides": turn_the_strides,
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0, "max_grad_norm": 0.3}], ids=str)
+def test_whatever_happens_the_numbers_are_those_of_torchs_kernels(event, options, fused):
+    lives = [Life(False, **options), Life(fused, **options)]
+    for life in lives:
+        EVENTS[event](life)
+    tolerance = 1e-5 if event == "single precision" else 1e-10
+    torch.testing.assert_close(lives[1].weights, lives[0].weights, atol=tolerance, rtol=0)
+    assert int(lives[0].optimizer.skipped) == int(lives[1].optimizer.skipped) == (event in ("nan", "infinity"))
+    assert lives[1].weights.isfinite().all()
+
+
+def test_several_steps_in_a_closure():
+    lives = [Life(fused, MultiStepFW(3)) for fused in (False, True)]
+    for life in lives:
+        life.by_closure()
+    torch.testing.assert_close(lives[1].weights, lives[0].weights, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_checkpoint_goes_from_one_to_the_other(before):
+    first, second, straight = Life(before), Life(not before), Life(before)
+    straight.train(6)
+    straight.train(6)
+    first.train(6)
+    file = io.BytesIO()
+    torch.save({"model": first.model.state_dict(), "optimizer": first.optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second.model.load_state_dict(saved["model"])
+    second.optimizer.load_state_dict(saved["optimizer"])
+    second.train(6)
+    torch.testing.assert_close(second.weights, straight.weights, atol=1e-10, rtol=0)
+    assert second.optimizer.fused is not before
+
+
+def test_the_number_of_threads_changes_nothing_but_rounding():
+    lives = [Life(True) for _ in range(2)]
+    lives[0].train(4)
+    torch.set_num_threads(2)
+    try:
+        lives[1].train(4)
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(lives[0].weights, lives[1].weights, atol=1e-10, rtol=0)
+
+
+def test_without_numba_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    Life(False).train()
+    with pytest.raises(ModuleNotFoundError, match=r"needs 'numba'.*proxsvm\[fast\]"):
+        Life(True)

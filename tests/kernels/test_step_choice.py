@@ -1,0 +1,267 @@
+"""fused=None: the compiled loops where they can be used, torch's kernels elsewhere; fused=True insists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proxsvm import ProxOptimizer
+from proxsvm._kernels import step_compiled
+from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.step_compiled import FusedPasses as CompiledPasses
+from proxsvm._numbers import best_gamma
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import SingleStepFW
+from tests.cases import K
+from tests.optimizer.test_optimizer import batches
+
+
+class Tagged(nn.Parameter):
+    """A subclass with, perhaps, ideas of its own."""
+
+
+def alike():
+    """Two parameters in the same memory."""
+    memory = torch.ones(10)
+    return [nn.Parameter(memory[:6]), nn.Parameter(memory[4:])]
+
+
+UNSUITABLE = {
+    "dtype torch.bfloat16": lambda: [nn.Parameter(torch.ones(3, dtype=torch.bfloat16))],
+    "subclass": lambda: [Tagged(torch.ones(3))],
+    "gaps or overlaps": lambda: [nn.Parameter(torch.ones(4, 4)[:, :2])],
+    "share memory": alike,
+}
+
+
+def stepped(params, **options):
+    for p in params:
+        p.grad = torch.full_like(p, 0.1)
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, lr=0.5, momentum=0.9, **options)
+    optimizer.step(loss=0.01)
+    return optimizer
+
+
+def is_compiled(optimizer):
+    params = optimizer.param_groups[0]["params"]
+    return isinstance(optimizer._kernels.bind(params, [p.grad for p in params]), CompiledPasses)
+
+
+def test_the_default_is_the_loops_and_false_never():
+    assert is_compiled(stepped([nn.Parameter(torch.ones(3))]))
+    assert not is_compiled(stepped([nn.Parameter(torch.ones(3))], fused=False))
+
+
+@pytest.mark.parametrize("why", UNSUITABLE)
+def test_what_the_loops_cannot_walk_goes_without_a_word_unless_they_were_asked_for(why):
+    optimizer = stepped(UNSUITABLE[why]())
+    assert not is_compiled(optimizer)
+    assert 0 < optimizer.last.gamma <= 1
+    params = UNSUITABLE[why]()
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match=rf"fused=True, but .*{why}.*Leave fused at None"):
+        stepped(params, fused=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
+
+
+def test_some_parameters_may_be_walked_and_others_not():
+    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    stepped(params)
+    assert all(p.lt(1).all() for p in params)
+
+
+def test_who_watches_torchs_operations_sees_them():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        stepped([nn.Parameter(torch.ones(3))])
+    assert any("_foreach_sub_" in name for name in seen)
+
+
+# Memory in other orders.
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_other_orders_of_memory(same):
+    """channels_last weights, and gradients that lie as they do or otherwise."""
+    results = []
+    for way in (False, True):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.3, 0.9, 0.01, fused=way)
+        for _ in range(3):
+            w.grad = torch.randn(4, 3, 5, 5)
+            if same:
+                w.grad = w.grad.to(memory_format=torch.channels_last)
+            optimizer.step(loss=0.5)
+        results.append((w.detach(), optimizer.state[w]["z"], optimizer.last.gamma))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
+
+
+def test_a_gradient_whose_memory_has_the_other_sign():
+    x = torch.tensor([1 + 2j]).conj().imag  # −2, kept as 2
+    assert x.is_neg()
+    w = [torch.ones(1)]
+    assert StepKernels(True).bind(w, [x]).products()[1] == -2
+
+
+# The step in floats.
+
+
+@pytest.mark.parametrize("lr", [float, torch.tensor])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"weight_decay": 0.0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_step_in_floats_is_that_of_the_formulas(options, dtype, lr):
+    """A bound on the gradient's length that is never reached sends the step the general way."""
+    results = []
+    for bound in (None, 1e9):
+        torch.manual_seed(0)
+        torch.set_default_dtype(dtype)
+        model = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, K))
+        groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 2.0, "weight_decay": 0.1}]
+        options = {"lr": lr(0.5), "momentum": 0.9, "weight_decay": 1e-2, **options, "max_grad_norm": bound}
+        optimizer = ProxOptimizer(MultiClassHinge(smooth=True), SingleStepFW(), groups, **options)
+        seen = []
+        for x, y in batches(5):
+            optimizer.zero_grad()
+            optimizer.loss(model(x.to(dtype)), y).backward()
+            optimizer.step()
+            last = optimizer.last
+            assert last.gamma.dtype == last.dual.dtype == dtype
+            assert last.gap is None
+            assert last.steps == 1
+            seen += [last.gamma, last.loss, last.dual]
+        results.append((parameters_to_vector(model.parameters()).detach(), torch.stack(seen)))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("ascent", "curvature"), [(1.0, 4.0), (3.0, 2.0), (-1.0, 2.0), (1.0, 0.0), (-1.0, 0.0)])
+def test_the_line_search_in_floats_is_that_in_tensors(ascent, curvature):
+    assert best_gamma(ascent, curvature) == best_gamma(torch.tensor(ascent), torch.tensor(curvature))
+    assert best_gamma(torch.tensor(ascent), curvature) == best_gamma(ascent, curvature)
+
+
+# Threads and processes.
+
+
+def test_no_number_of_threads_changes_a_bit():
+    results = []
+    for threads in (1, 2):
+        torch.manual_seed(0)
+        torch.set_num_threads(threads)
+        try:
+            params = [nn.Parameter(torch.randn(n)) for n in (300_000, 7, 70_000)]
+            optimizer = stepped(params, fused=True, weight_decay=0.1)
+        finally:
+            torch.set_num_threads(1)
+        results.append(torch.cat([*[p.detach() for p in params], optimizer.last.gamma.reshape(1)]))
+    assert torch.equal(results[0], results[1])
+
+
+def test_several_threads_of_python_step_at_once():
+    def train(seed, into):
+        torch.set_num_threads(2)
+        generator = torch.Generator().manual_seed(seed)
+        w = nn.Parameter(torch.randn(200_000, generator=generator))
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.3, 0.9, 0.01, fused=True)
+        for _ in range(5):
+            w.grad = torch.randn(200_000, generator=generator)
+            optimizer.step(loss=0.5)
+        into[seed] = w.detach()
+
+    one_by_one, at_once = {}, {}
+    try:
+        for seed in range(2):
+            train(seed, one_by_one)
+        workers = [threading.Thread(target=train, args=(seed, at_once)) for seed in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(one_by_one[seed], at_once[seed]) for seed in range(2))
+
+
+STEP = """
+import os, sys, torch
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import SingleStepFW
+assert "numba" not in sys.modules, "import proxsvm imports numba"
+
+def step(fused=None):
+    p = torch.nn.Parameter(torch.ones(5))
+    p.grad = torch.ones(5)
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], lr=0.1, fused=fused).step(loss=0.1)
+    return p.tolist()
+"""
+SCRIPTS = {
+    "fork": """
+step()
+child = os.fork()
+if child == 0:
+    step(True)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+""",
+    "no folder for compiled files": """
+import numba.core.caching as caching
+for name, kind in vars(caching).items():
+    if hasattr(kind, "_locator_classes"):
+        kind._locator_classes = []
+assert step() == step(True) == step(False)
+assert "proxsvm._kernels.step_loops" in sys.modules
+""",
+    "numba is broken": """
+import importlib.abc
+class Broken(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "numba":
+            raise ImportError("Numba needs NumPy 1.0 or less")
+sys.meta_path.insert(0, Broken())
+assert step() == step(False)
+""",
+    "no numba": """
+sys.modules["numba"] = None
+assert step() == step(False)
+""",
+    "no OpenMP": """
+from proxsvm._kernels import step_compiled, step_loops
+step_loops.team = lambda: None
+assert step() == step(True) == step(False)
+assert not step_compiled.available(torch.float32)
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_in_a_process_of_its_own(name):
+    done = subprocess.run([sys.executable, "-c", STEP + SCRIPTS[name]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_wrong_with_numba_can_be_read(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "proxsvm._kernels.step_loops", raising=False)
+    monkeypatch.delattr("proxsvm._kernels.step_loops", raising=False)
+    step_compiled.available.cache_clear()
+    try:
+        with caplog.at_level("DEBUG", logger="proxsvm._kernels.step_compiled"):
+            assert not step_compiled.available(torch.float32)
+    finally:
+        step_compiled.available.cache_clear()
+    assert "needs 'numba'" in caplog.text

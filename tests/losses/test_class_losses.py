@@ -1,0 +1,288 @@
+"""What users of nn.CrossEntropyLoss expect of every loss over classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import (
+    AveragePrecisionHinge,
+    BinaryCrossEntropy,
+    ConvexLoss,
+    CrossEntropy,
+    LovaszHinge,
+    MultiClassHinge,
+    MultiLabelHinge,
+    TopKHinge,
+    WestonWatkinsHinge,
+)
+from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import check_loss
+from tests.cases import K, class_weights, cost_matrix
+
+KINDS = {
+    "hinge": MultiClassHinge,
+    "hinge-smooth": lambda **options: MultiClassHinge(smooth=True, **options),
+    "hinge-cost": lambda **options: MultiClassHinge(cost_matrix(), **options),
+    "top-2": lambda **options: TopKHinge(2, **options),
+    "weston-watkins": WestonWatkinsHinge,
+    "cross-entropy": CrossEntropy,
+}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def batch(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    u = 3 * torch.randn(shape[0], K, *shape[1:], generator=generator, dtype=dtype)
+    return u.requires_grad_(), torch.randint(K, shape, generator=generator)
+
+
+def general(loss: ConvexLoss, u, y):
+    """The path without the compiled loop."""
+    return ConvexLoss.forward(loss, u, y)
+
+
+def both(loss, u, y):
+    """Value and gradient by the loop and without it, which must be the same; the first of them."""
+    found = []
+    for value in (loss(u, y), general(loss, u, y)):
+        found.append((value.detach(), *torch.autograd.grad(value, u)))
+    torch.testing.assert_close(found[0], found[1])
+    return found[0]
+
+
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignore", [-100, 255, 1])
+def test_ignored_samples_do_not_count(kind, reduction, ignore):
+    u, y = batch(8)
+    y[[1, 4]] = ignore
+    kept = y != ignore
+    value, gradient = both(kind(reduction=reduction, ignore_index=ignore), u, y)
+    expected = kind(reduction=reduction)(u[kept], y[kept])
+    torch.testing.assert_close(value, expected.detach())
+    assert not gradient[~kept].any()
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, u)[0])
+    each = kind(reduction="none", ignore_index=ignore)(u, y)
+    assert not each[~kept].any()
+
+
+@each_kind
+def test_a_batch_without_a_sample_that_counts_is_nan_as_in_torch(kind):
+    u, _ = batch(3)
+    y = torch.full((3,), -100)
+    assert nn.CrossEntropyLoss()(u, y).isnan()
+    assert kind()(u, y).isnan()
+    assert kind(reduction="sum")(u, y) == 0
+
+
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_class_weights_are_torchs(kind, reduction):
+    u, y = batch(8)
+    weight = class_weights()
+    value, _ = both(kind(weight=weight, reduction=reduction), u, y)
+    each = kind(reduction="none")(u, y)
+    total = (weight[y] * each).sum()
+    torch.testing.assert_close(value, (total / weight[y].sum() if reduction == "mean" else total).detach())
+    torch.testing.assert_close(kind(weight=weight, reduction="none")(u, y), weight[y] * each)
+
+
+@each_kind
+def test_pixels_are_samples(kind):
+    u, y = batch(2, 3, 5)
+    y[0, 1, 2] = -100
+    flat, labels = u.movedim(1, -1).reshape(-1, K), y.reshape(-1)
+    for options in ({}, {"weight": class_weights()}, {"reduction": "sum"}):
+        torch.testing.assert_close(kind(**options)(u, y), kind(**options)(flat, labels))
+    each = kind(reduction="none")(u, y)
+    assert each.shape == y.shape
+    torch.testing.assert_close(each.reshape(-1), kind(reduction="none")(flat, labels))
+    omega = torch.rand(y.shape)
+    torch.testing.assert_close(kind()(u, y, omega), kind()(flat, labels, omega.reshape(-1)))
+    (gradient,) = torch.autograd.grad(kind()(u, y), u)
+    torch.testing.assert_close(gradient, torch.autograd.grad(kind()(flat, labels), u)[0])
+
+
+@each_kind
+@each_dtype
+def test_a_masked_class_is_as_if_it_were_not_there(kind, dtype):
+    u, _ = batch(6, dtype=dtype)
+    y = torch.tensor([0, 1, 0, 1, 0, 1])
+    masked = u.detach().clone()
+    masked[:, 3] = -torch.inf
+    value, gradient = both(kind(), masked.requires_grad_(), y)
+    without = kind()
+    if getattr(without, "cost", None) is not None:
+        without.cost = without.cost[:3, :3]
+    expected = without(u[:, :3].contiguous(), y)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient[:, :3], torch.autograd.grad(expected, u)[0][:, :3])
+    assert not gradient[:, 3].any()
+
+
+@each_kind
+@each_dtype
+def test_a_row_with_nothing_but_the_true_class_has_no_loss(kind, dtype):
+    u = torch.full((2, K), -torch.inf, dtype=dtype)
+    u[0, 0], u[1] = 1.5, torch.tensor([0.0, 0.3, 2.1, 1.0])
+    value, gradient = both(kind(reduction="sum"), u.requires_grad_(), torch.tensor([0, K - 1]))
+    only = kind(reduction="sum")(u[1:], torch.tensor([K - 1]))
+    torch.testing.assert_close(value, only.detach())
+    assert not gradient[0].any()
+
+
+@each_kind
+@each_dtype
+def test_a_masked_true_class_has_an_infinite_loss_as_in_torch(kind, dtype):
+    u, y = batch(3, dtype=dtype)
+    u = u.detach().clone()
+    u[1, y[1]] = -torch.inf
+    assert nn.CrossEntropyLoss()(u, y) == torch.inf
+    assert kind()(u, y) == torch.inf
+    y[1] = -100  # but not where it does not count
+    assert kind()(u, y).isfinite()
+
+
+@each_kind
+def test_masked_classes_in_every_solver(kind):
+    """Finite certified gaps, and ExactQP agrees."""
+    torch.manual_seed(0)
+    w, x, y = torch.randn(5, K, requires_grad=True), torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+    scores = (x @ w).masked_fill(torch.tensor([False, False, False, True]), -torch.inf)
+    problem = ProxProblem.from_scores(kind(), scores, y, [w], lr=0.5)
+    exact = ExactQP().solve(problem)
+    assert problem.gap(exact) == pytest.approx(0, abs=1e-5)
+    for solver in (SingleStepFW(), MultiStepFW(30, tol=0.0), CorrectiveFW(30, tol=0.0)):
+        point = solver.solve(problem)
+        assert -1e-9 <= float(problem.gap(point)) < torch.inf
+        assert float(problem.dual(point)) <= float(problem.primal(exact)) + 1e-6
+        assert not problem.displacement(point)[0][:, 3].any()
+
+
+@each_kind
+def test_training_goes_on_with_masked_classes(kind):
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(5, K), torch.randn(12, 5), torch.randint(K - 1, (12,))
+    criterion = kind()
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.5)
+    values = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        value = criterion(model(x).masked_fill(torch.arange(K) == K - 1, -torch.inf), y)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    assert values[-1] < 0.7 * values[0]
+
+
+@each_kind
+@each_dtype
+@pytest.mark.parametrize("at", [0, 1])
+def test_nan_scores_make_the_value_nan_and_raise_nothing(kind, dtype, at):
+    u, _ = batch(4, dtype=dtype)
+    u = u.detach().clone()
+    u[2, at] = torch.nan
+    y = torch.zeros(4, dtype=torch.long)
+    assert kind()(u, y).isnan()
+    assert general(kind(), u, y).isnan()
+
+
+@each_kind
+@pytest.mark.parametrize("target", [[0, 1, 2], np.array([0, 1, 2]), (0, 1, 2)], ids=["list", "numpy", "tuple"])
+def test_targets_that_are_no_tensors_are_named(kind, target):
+    with pytest.raises(TypeError, match=f"a target that is a {type(target).__name__}.*torch.as_tensor"):
+        kind()(torch.randn(3, K), target)
+
+
+@pytest.mark.parametrize("kind", [BinaryCrossEntropy, LovaszHinge, AveragePrecisionHinge, MultiLabelHinge])
+@pytest.mark.parametrize("form", [Tensor.tolist, Tensor.numpy], ids=["list", "numpy"])
+def test_labels_that_are_no_tensors_are_named(kind, form):
+    target = form(torch.tensor([[0, 1, 0], [1, 1, 0]]))
+    with pytest.raises(TypeError, match=f"a target that is a {type(target).__name__}.*torch.as_tensor"):
+        kind()(torch.randn(2, 3), target)
+
+
+@each_kind
+@pytest.mark.parametrize("value", [-1, K, 10**9])
+def test_a_class_that_does_not_exist_is_named(kind, value):
+    with pytest.raises(ValueError, match=r"class index outside \[0, 4\)"):
+        kind()(torch.randn(3, K), torch.tensor([0, value, 1]))
+
+
+@each_kind
+def test_scores_that_no_loss_can_take_are_named(kind):
+    y = torch.tensor([0, 1, 2])
+    for scores, message in (
+        (torch.randn(3, K).to(torch.float8_e4m3fn), "float8_e4m3fn"),
+        (torch.randn(3, K).to_sparse(), "sparse_coo"),
+        (torch.ones(3, K, dtype=torch.long), "int64"),
+        (torch.ones(3, K, dtype=torch.complex64), "complex64"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            kind()(scores, y)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match=r"weight has shape \(2, 2\)"):
+        MultiClassHinge(weight=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="finite numbers"):
+        CrossEntropy(weight=torch.tensor([1.0, -1.0]))
+    with pytest.raises(ValueError, match="weight is for 3 classes"):
+        CrossEntropy(weight=torch.ones(3))(torch.randn(2, K), torch.tensor([0, 1]))
+    for bad in (torch.inf, torch.nan, -1.0):
+        cost = cost_matrix()
+        cost[0, 1] = bad
+        with pytest.raises(ValueError, match="finite and non-negative"):
+            MultiClassHinge(cost)
+
+
+@each_kind
+def test_soft_targets_have_a_meaning_or_an_error_that_says_what_to_do(kind):
+    u, t = torch.randn(3, K), torch.randn(3, K).softmax(1)
+    if kind is CrossEntropy:
+        torch.testing.assert_close(kind()(u, t), nn.CrossEntropyLoss()(u, t))
+        return
+    with pytest.raises(TypeError, match=r"argmax.*CrossEntropy.*mixup"):
+        kind()(u, t)
+
+
+@each_kind
+@given(n=st.integers(1, 7), seed=st.integers(0, 1000))
+def test_every_option_keeps_a_support_function(kind, n, seed):
+    torch.manual_seed(seed)
+    u, y = 3 * torch.randn(n, K), torch.randint(K, (n,))
+    y[0] = -100 if n > 1 else y[0]
+    check_loss(kind(weight=class_weights()), u, y)
+
+
+@each_kind
+def test_reduction_none_under_autocast_computes_in_float32(kind):
+    u, y = batch(6, dtype=torch.float32)
+    expected = kind(reduction="none")(u, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(kind(reduction="none")(u, y), expected)
+        torch.testing.assert_close(kind()(u, y), expected.mean(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 2])
+def test_a_model_is_traced_by_fx_as_one_that_calls_its_criterion(ignore_index):
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.criterion = nn.Linear(5, K), MultiClassHinge(ignore_index=ignore_index)
+
+        def forward(self, x, y):
+            return self.criterion(self.body(x), y)
+
+    network, y = Network(), torch.randint(K, (6,))
+    y[0] = 0
+    traced = torch.fx.symbolic_trace(network)
+    x = torch.randn(6, 5)
+    assert torch.equal(traced(x, y), network(x, y))

@@ -1,0 +1,189 @@
+"""Grids against enumeration, both cuts; submodularity is never silently assumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import GridHinge
+from proxsvm.losses._graph_cut import maxflow_cut, scipy_cut
+from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import check_loss, verify
+
+CUTS = [scipy_cut]
+if importlib.util.find_spec("maxflow"):
+    CUTS.append(maxflow_cut)
+each_cut = pytest.mark.parametrize("cut", CUTS)
+
+
+def every_image(H: int, W: int) -> Tensor:
+    return torch.tensor(list(itertools.product([0, 1], repeat=H * W))).view(-1, H, W)
+
+
+def score(z: Tensor, unary: Tensor, right: Tensor, down: Tensor, mask: Tensor) -> Tensor:
+    """The definition, for one image and many labellings."""
+    across = (z[:, :, :-1] == z[:, :, 1:]) * right * mask[:, :-1] * mask[:, 1:]
+    along = (z[:, :-1] == z[:, 1:]) * down * mask[:-1] * mask[1:]
+    return (z * unary * mask).sum((1, 2)) + across.sum((1, 2)) + along.sum((1, 2))
+
+
+@each_cut
+@settings(max_examples=200)
+@given(
+    H=st.integers(2, 3),
+    W=st.integers(2, 3),
+    seed=st.integers(0, 10**6),
+    ties=st.booleans(),
+    masked=st.booleans(),
+    normalize=st.booleans(),
+    coupling=st.sampled_from([0.0, 0.5, 5.0]),
+)
+def test_a_cut_is_the_enumeration(cut, H, W, seed, ties, masked, normalize, coupling):
+    torch.manual_seed(seed)
+    B = 3
+    unary = torch.randint(-2, 3, (B, H, W)).double() if ties else 2 * torch.randn(B, H, W)
+    right, down = (coupling * (torch.ones(s) if ties else torch.rand(s)) for s in ((B, H, W - 1), (B, H - 1, W)))
+    labels, mask = torch.randint(2, (B, H, W)), torch.rand(B, H, W) < (0.7 if masked else 2)
+    mask[:, 0, 0] = True
+    loss = GridHinge(cut=cut, normalize=normalize, reduction="none")
+    value = loss((unary, right, down), (labels, mask))
+    predicted, every = loss.decode((unary, right, down)), every_image(H, W)
+    for i in range(B):
+        wrong = ((every != labels[i]) & mask[i]).sum((1, 2)) / (mask[i].sum() if normalize else 1)
+        truth = score(labels[i : i + 1], unary[i], right[i], down[i], mask[i])
+        best = (score(every, unary[i], right[i], down[i], mask[i]) + wrong).max() - truth
+        assert value[i] == pytest.approx(float(best), abs=1e-6)
+        everywhere = score(every, unary[i], right[i], down[i], torch.ones(H, W))
+        at = every.eq(predicted[i]).all(2).all(1)
+        assert everywhere[at] == pytest.approx(float(everywhere.max()), abs=1e-6)
+
+
+@pytest.mark.skipif(len(CUTS) < 2, reason="PyMaxflow is not installed: pip install 'proxsvm[maxflow]'")
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_two_cuts_agree_on_large_images(scale):
+    draw = np.random.default_rng(0)
+    gain = scale * (draw.normal(size=(40, 50)) + draw.normal(size=(40, 1)))
+    right, down = scale * draw.random((40, 49)), scale * draw.random((39, 50))
+
+    def worth(z):
+        return (gain * z).sum() + (right * (z[:, 1:] == z[:, :-1])).sum() + (down * (z[1:] == z[:-1])).sum()
+
+    a, b = worth(scipy_cut(gain, right, down)), worth(maxflow_cut(gain, right, down))
+    most = min(gain[gain > 0].sum(), -gain[gain < 0].sum())
+    assert abs(a - b) <= (gain.size + right.size + down.size) * 4 * most / 2**31  # the bound that scipy_cut states
+
+
+@each_cut
+def test_weights_beyond_all_gains_tie_the_image_together(cut):
+    gain = np.array([[1.0, -0.25], [-0.25, -0.25]])
+    assert cut(gain, np.full((2, 1), 1e30), np.full((1, 2), 1e30)).all()
+    assert not cut(-gain, np.full((2, 1), 1e30), np.full((1, 2), 1e30)).any()
+
+
+def scores(B: int = 2, H: int = 3, W: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, W), torch.rand(B, H, W - 1), torch.rand(B, H - 1, W)
+
+
+def test_negative_weights_are_refused():
+    unary, right, down = scores()
+    with pytest.raises(ValueError, match="not submodular"):
+        GridHinge()((unary, right - 2, down), torch.zeros(2, 3, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="not submodular"):
+        GridHinge().decode((unary, right, down - 2))
+
+
+def test_or_projected_where_asked():
+    unary, right, down = (u.requires_grad_() for u in scores())
+    labels = torch.randint(2, (2, 3, 3))
+    loss = GridHinge(negative="project")
+    assert not loss.exact
+    assert "exact=False" in repr(loss)
+    value = loss((unary, right - 0.5, down), labels)
+    expected = GridHinge()((unary, (right - 0.5).clamp(min=0), down), labels)
+    assert value == expected
+    (gradient,) = torch.autograd.grad(value, right)
+    assert not gradient[right < 0.5].any()
+
+
+@each_cut
+def test_it_is_a_support_function_near_positive_weights(cut):
+    unary, right, down = scores()
+    check_loss(GridHinge(cut=cut), (unary, right + 100, down + 100), torch.randint(2, (2, 3, 3)))
+
+
+def grid_problem(loss: GridHinge, lr: float) -> ProxProblem:
+    torch.manual_seed(0)
+    w, strength = torch.randn(4, requires_grad=True), torch.ones(2, requires_grad=True)
+    x, labels = torch.randn(2, 3, 3, 4), torch.randint(2, (2, 3, 3))
+    return ProxProblem.from_scores(loss, (x @ w, strength[0], strength[1]), labels, [w, strength], lr=lr)
+
+
+def test_the_exact_qp_by_cuts():
+    problem = grid_problem(GridHinge(), 0.01)
+    best = ExactQP().solve(problem)
+    assert problem.gap(best) == pytest.approx(0, abs=1e-5)
+    assert verify(problem, SingleStepFW()).ok
+    assert verify(problem, MultiStepFW(200, tol=1e-4)).ok
+
+
+def test_an_approximate_oracle_still_ascends():
+    problem = grid_problem(GridHinge(negative="project"), 5.0)  # so large a step makes the linearised weights negative
+    point, duals = problem.start(), []
+    for _ in range(10):
+        vertex, _ = problem.conditional_gradient(point)
+        point = problem.move(point, vertex)
+        duals.append(float(problem.dual(point)))
+    assert duals == sorted(duals)
+    assert duals[0] >= 0
+
+
+def test_it_trains():
+    model = torch.nn.Conv2d(1, 1, 3, padding=1)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    x = torch.randn(4, 1, 6, 6)
+    y = (torch.nn.functional.avg_pool2d(x, 3, 1, 1) > 0).long()[:, 0]
+    loss = GridHinge()
+    optimizer = ProxOptimizer(loss, SingleStepFW(), [*model.parameters(), weight], lr=0.01, momentum=0.9)
+    values = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        right, down = torch.nn.functional.softplus(weight)
+        value = loss((model(x)[:, 0], right, down), y)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    assert values[-1] < values[0] / 2
+
+
+U, R, D = torch.zeros(2, 3, 4), torch.zeros(2, 3, 3), torch.zeros(2, 2, 4)
+Y = torch.zeros(2, 3, 4, dtype=torch.long)
+BAD = {
+    "no weights": (U, Y, "expected a tuple"),
+    "weights of another shape": ((U, D, R), Y, "right and down of shapes"),
+    "a line": ((U[:, :1], R[:, :1], D[:, :0]), Y[:, :1], "ChainHinge"),
+    "a label of 2": ((U, R, D), Y + 2, "not 0 or 1"),
+    "labels of another shape": ((U, R, D), Y[:, :2], "labels of shape"),
+    "float labels": ((U, R, D), Y.double(), "no integer tensor"),
+    "a mask that does not match": ((U, R, D), (Y, torch.ones(2, 3, 3, dtype=torch.bool)), "mask of"),
+    "an empty mask": ((U, R, D), (Y, torch.zeros_like(Y, dtype=torch.bool)), "without any pixel"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_grids_are_refused(case):
+    given_scores, target, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        GridHinge()(given_scores, target)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match="expected 'refuse' or 'project'"):
+        GridHinge(negative="ignore")

@@ -1,0 +1,309 @@
+"""Losses: support functions, equal to torch's where torch has them."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from proxsvm import ProxOptimizer, losses
+from proxsvm.losses import (
+    Atom,
+    ConvexLoss,
+    L1Regression,
+    MultiClassHinge,
+    PiecewiseLinearLoss,
+    QuantileRegression,
+    TopKHinge,
+    WestonWatkinsHinge,
+    base,
+)
+from proxsvm.losses.base import parts
+from proxsvm.solvers import MultiStepFW
+from proxsvm.verification import check_loss
+from tests.cases import LOSSES, K, cost_matrix, each_loss
+
+seeds = st.integers(0, 10_000)
+sizes = st.integers(1, 7)
+
+
+@given(case=st.sampled_from(LOSSES), n=sizes, seed=seeds)
+def test_every_loss_is_a_support_function(case, n, seed):
+    torch.manual_seed(seed)
+    check_loss(case.loss(), case.scores(3 * torch.randn(n, K)), case.target(n))
+
+
+@given(case=st.sampled_from(LOSSES), n=sizes, seed=seeds)
+def test_value_and_gradient_are_the_atoms(case, n, seed):
+    torch.manual_seed(seed)
+    loss, outputs = case.loss(), (3 * torch.randn(n, K)).requires_grad_()
+    scores, target = loss.prepare(case.scores(outputs), case.target(n))
+    value = loss(scores, target)
+    atom = loss.direction(tuple(u.detach() for u in scores) if isinstance(scores, tuple) else scores.detach(), target)
+    p = torch.as_tensor(loss.coefficients(scores, target, None)).expand(n)
+    assert value.detach() == pytest.approx(float((p * atom.b(scores)).sum().detach()))
+    for s, grad in zip(parts(atom.s), torch.autograd.grad(value, parts(scores)), strict=True):
+        torch.testing.assert_close(grad, (p * s.movedim(0, -1)).movedim(-1, 0))
+
+
+@given(n=sizes, seed=seeds)
+def test_values_equal_torchs(n, seed):
+    torch.manual_seed(seed)
+    u, y, t = 3 * torch.randn(n, K), torch.randint(K, (n,)), torch.randn(n, K)
+    hinge = (u - u.gather(1, y[:, None]) + 1 - F.one_hot(y, K)).max(1).values.mean()
+    assert MultiClassHinge()(u, y) == pytest.approx(float(hinge))
+    assert TopKHinge(1)(u, y) == pytest.approx(float(hinge))
+    assert WestonWatkinsHinge()(u, y) == pytest.approx(K * float(nn.MultiMarginLoss()(u, y)))
+    assert L1Regression()(u, t) == pytest.approx(K * float(nn.L1Loss()(u, t)))
+    assert L1Regression(0.4)(u, t) == pytest.approx(float(((u - t).abs() - 0.4).clamp(min=0).sum(1).mean()))
+    assert QuantileRegression(0.5)(u, t) == pytest.approx(float(L1Regression()(u, t)) / 2)
+
+
+def test_the_cost_matrix_is_indexed_predicted_true():
+    cost = cost_matrix()
+    cost[3, 0] = 7.0
+    u = torch.zeros(1, K)
+    assert MultiClassHinge(cost)(u, torch.tensor([0])) == 7
+    assert MultiClassHinge(cost)(u, torch.tensor([3])) == 3
+
+
+def test_smoothing_is_the_direction_of_the_cross_entropy_and_switches_back():
+    u = torch.tensor([[0.0, 0.5, -1.0, 0.2], [30.0, 29.5, -40.0, -40.0], [9.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    y = torch.zeros(3, dtype=torch.long)
+    (grad,) = torch.autograd.grad(MultiClassHinge(smooth=True, reduction="sum")(u, y), u)
+    (cross_entropy,) = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)
+    torch.testing.assert_close(grad[:2], cross_entropy[:2])
+    assert torch.equal(grad[2], torch.zeros(K))  # margins are met: the hinge's own atom is 0
+
+
+def test_a_sample_where_smoothing_cannot_help_takes_the_hinges_atom():
+    u = torch.tensor([[3.0, 2.5, -9.0, -9.0]], requires_grad=True)
+    loss = MultiClassHinge(torch.tensor([[0.0, 0, 0, 0], [0.55, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]), smooth=True)
+    soft = loss.smoothed(u.detach(), torch.tensor([0]))
+    assert soft.b(u.detach()) < 0.05  # the smoothed value is tiny: the far classes weigh it down
+    far = torch.tensor([[3.0, 2.5, -2.0, -2.0]], requires_grad=True)
+    assert loss.smoothed(far.detach(), torch.tensor([0])).b(far.detach()) < 0
+    (grad,) = torch.autograd.grad(loss(far, torch.tensor([0])), far)
+    torch.testing.assert_close(grad, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge, WestonWatkinsHinge])
+def test_reductions_and_sample_weights_follow_torch(loss):
+    u, y, weight = torch.randn(5, K), torch.randint(K, (5,)), torch.rand(5)
+    each = loss(reduction="none")(u, y)
+    assert each.shape == (5,)
+    torch.testing.assert_close(loss()(u, y), each.mean())
+    torch.testing.assert_close(loss(reduction="sum")(u, y), each.sum())
+    torch.testing.assert_close(loss()(u, y, weight), (weight * each).sum() / weight.sum())
+    torch.testing.assert_close(loss(reduction="sum")(u, y, weight), (weight * each).sum())
+    torch.testing.assert_close(loss(reduction="none")(u, y, weight), weight * each)
+
+
+def test_a_weight_of_zero_leaves_the_sample_out():
+    u, y = torch.randn(5, K), torch.randint(K, (5,))
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(MultiClassHinge()(u, y, weight), MultiClassHinge()(u[:3], y[:3]))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2), (5, 2, 3)])
+def test_regression_takes_any_output_shape(shape):
+    u, t = torch.randn(shape), torch.randn(shape)
+    torch.testing.assert_close(L1Regression()(u, t), (u - t).abs().reshape(5, -1).sum(1).mean())
+
+
+def test_several_quantiles_share_one_target():
+    u, t = torch.randn(6, 3), torch.randn(6)
+    levels = [0.1, 0.5, 0.9]
+    one_by_one = sum(QuantileRegression(tau)(u[:, j], t) for j, tau in enumerate(levels))
+    torch.testing.assert_close(QuantileRegression(levels)(u, t), one_by_one)
+
+
+def test_the_minimiser_of_the_pinball_loss_is_the_quantile():
+    t = torch.arange(101.0)
+    grid = torch.linspace(0, 100, 1001)
+    best = min(grid, key=lambda q: float(QuantileRegression(0.9)(q.expand(101), t)))
+    assert best == pytest.approx(90, abs=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_loss
+def test_half_precision_scores_are_summed_in_float32(loss, dtype):
+    outputs = torch.randn(64, K).to(dtype).requires_grad_()
+    value = loss.loss()(loss.scores(outputs), loss.target(64))
+    assert value.dtype == torch.float32
+    value.backward()
+    assert outputs.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_class_indices_of_any_integer_type(dtype):
+    u = torch.randn(3, K)
+    y = torch.tensor([0, 2, 3])
+    torch.testing.assert_close(MultiClassHinge()(u, y.to(dtype)), MultiClassHinge()(u, y))
+
+
+def test_a_loss_moves_with_its_module():
+    loss = MultiClassHinge(cost_matrix()).to(torch.float32)
+    assert loss.cost.dtype == torch.float32
+    assert "cost" in loss.state_dict()
+    assert "smooth=True" in repr(MultiClassHinge(smooth=True))
+
+
+def test_check_loss_finds_a_wrong_oracle():
+    class NotTheBest(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            s = torch.where(scores > target, 1.0, -1.0)
+            s[0] = -s[0]
+            return Atom(s, -s * target)
+
+    class Negative(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            return Atom(torch.zeros_like(scores), -torch.ones_like(scores))
+
+    u = torch.randn(4)
+    with pytest.raises(AssertionError, match=r"not the best|negative"):
+        check_loss(NotTheBest(), u, torch.zeros(4))
+    with pytest.raises(AssertionError, match="is negative"):
+        check_loss(Negative(), u, u)
+
+
+@given(n=sizes, seed=seeds, scale=st.sampled_from([0.1, 1.0, 5.0, 50.0]))
+def test_the_smooth_direction_is_the_mix_of_the_two_atoms(n, seed, scale):
+    """On one copy of the scores, the same as the base class makes out of the oracle's and the smoothed atom."""
+    torch.manual_seed(seed)
+    loss, u, y = MultiClassHinge(smooth=True), scale * torch.randn(n, 20), torch.randint(20, (n,))
+    mixed, expected = loss.direction(u, y), PiecewiseLinearLoss.direction(loss, u, y)
+    torch.testing.assert_close(mixed.s, expected.s)
+    torch.testing.assert_close(mixed.offset, expected.offset)
+
+
+def test_where_the_margins_tie_the_direction_stays_in_the_hull():
+    u, y = torch.tensor([[3.0, 2.5, 2.5, *[-2.0] * 9]]), torch.tensor([0])
+    atom = MultiClassHinge(smooth=True).direction(u, y)
+    assert MultiClassHinge(smooth=True).smoothed(u, y).b(u) > 0
+    assert atom.s.sum() == pytest.approx(0, abs=1e-6)
+    far = torch.tensor([[3.0, 2.1, 2.1, *[-1.5] * 400]])
+    assert MultiClassHinge(smooth=True).smoothed(far, y).b(far) < 0  # so the hinge's own atom is taken: a tie
+    atom = MultiClassHinge(smooth=True).direction(far, y)
+    torch.testing.assert_close(atom.s[0, :4], torch.tensor([-1.0, 0.5, 0.5, 0.0]))
+    assert atom.b(far) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), MultiClassHinge(smooth=True), MultiClassHinge(torch.zeros(1, 1))])
+def test_a_single_class_has_no_rival(loss):
+    u = torch.randn(3, 1, requires_grad=True)
+    value = loss(u, torch.zeros(3, dtype=torch.long))
+    value.backward()
+    assert value == 0
+    assert not u.grad.any()
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("cost", [False, True])
+def test_slices_change_nothing(smooth, cost, monkeypatch):
+    u, y = torch.randn(7, K, requires_grad=True), torch.randint(K, (7,))
+    loss = MultiClassHinge(cost_matrix() if cost else None, smooth=smooth)
+    forward = functools.partial(ConvexLoss.forward, loss)  # not the compiled one, which needs no slices
+    value = forward(u, y)
+    (expected,) = torch.autograd.grad(value, u)
+    monkeypatch.setattr(base, "SLICE", 3 * K)
+    torch.testing.assert_close(forward(u, y), value)
+    (gradient,) = torch.autograd.grad(forward(u, y), u)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
+    loss, u, y = MultiClassHinge(smooth=smooth), torch.randn(5, K), torch.randint(K, (5,))
+    v = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(v, y), v, create_graph=True)
+    torch.testing.assert_close(torch.func.grad(lambda v: loss(v, y))(u), gradient)
+    v = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), v)
+    torch.testing.assert_close(second, gradient / v)  # 2 p s and 2 p s v: s is a constant
+
+
+def test_a_subclass_may_have_another_oracle():
+    class Twice(MultiClassHinge):
+        def oracle(self, scores, target):
+            s, c = super().oracle(scores, target)
+            return Atom(2 * s, 2 * c)
+
+    u, y = torch.randn(5, K), torch.randint(K, (5,))
+    torch.testing.assert_close(Twice()(u, y), 2 * MultiClassHinge()(u, y))
+
+
+def test_every_loss_of_the_package_is_a_case():
+    """So that whatever holds for all losses is tested on it. The bases are not losses by themselves."""
+    public = {getattr(losses, name) for name in losses.__all__}
+    bases = {losses.ConvexLoss, losses.PiecewiseLinearLoss, losses.StructuredHinge}
+    expected = {kind for kind in public if isinstance(kind, type) and issubclass(kind, losses.ConvexLoss)} - bases
+    assert expected <= {type(case.loss()) for case in LOSSES}
+
+
+class Wrong(ConvexLoss):
+    """|u − y| by a wrong story, ``lie``."""
+
+    def __init__(self, lie):
+        super().__init__()
+        self.lie, self.exact = lie, lie != "says that it is approximate"
+
+    def oracle(self, scores, target):
+        s = (scores - target).sign()
+        if self.lie in ("the opposite sign", "says that it is approximate"):
+            s = torch.where((scores - target).abs() > 0.5, s, torch.zeros_like(s))
+        return Atom(s, -s * target, scores if self.lie == "another value" else None)
+
+    def lower_bound(self, scores, target):
+        return torch.ones_like(scores) if self.lie == "a bound" else None
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        ("none", None),
+        ("says that it is approximate", None),
+        ("the opposite sign", "not the best atom"),
+        ("another value", "whose value is not"),
+        ("a bound", "below its own lower_bound"),
+    ],
+)
+def test_check_loss_finds_every_lie(lie, message):
+    torch.manual_seed(0)
+    u, y = torch.randn(6), torch.randn(6)
+    if message is None:
+        return check_loss(Wrong(lie), u, y)
+    with pytest.raises(AssertionError, match=message):
+        check_loss(Wrong(lie), u, y)
+
+
+@pytest.mark.parametrize("criterion", [MultiClassHinge(), L1Regression(), losses.CrossEntropy(label_smoothing=0.1)])
+def test_scores_that_were_changed_after_the_loss_saw_them_are_refused(criterion):
+    model, x, y = nn.Linear(5, K), torch.randn(6, 5), torch.randint(K, (6,))
+    target = torch.randn(6, K) if isinstance(criterion, L1Regression) else y
+    optimizer = ProxOptimizer(criterion, MultiStepFW(3), model.parameters(), lr=0.5)
+
+    def closure(change):
+        scores = 2 * model(x)
+        value = criterion(scores, target)
+        with torch.no_grad():
+            change(scores)
+        return value
+
+    optimizer.step(lambda: closure(lambda scores: scores.softmax(1)))
+    with pytest.raises(RuntimeError, match="changed in place after the loss was computed"):
+        optimizer.step(lambda: closure(lambda scores: scores[0].zero_()))
+
+
+def test_the_quantiles_of_a_float64_model_are_exact():
+    u, y = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    assert QuantileRegression(0.1).to(torch.float32)(u, y) == 0.2
+    each = QuantileRegression([0.1, 0.7])(u, y)
+    assert each == 0.1 + 0.7
+    assert "tau=[0.1, 0.7]" in repr(QuantileRegression([0.1, 0.7]))

@@ -1,0 +1,130 @@
+"""The average-precision hinge against the enumeration of all rankings."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import AveragePrecisionHinge, average_precision_hinge
+from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import check_loss, verify
+
+
+def average_precision(ranking: list[int], y: Tensor) -> float:
+    """The mean, over the relevant items, of the precision of the list down to that item."""
+    hits, precisions = 0, []
+    for position, item in enumerate(ranking, 1):
+        if y[item]:
+            hits += 1
+            precisions.append(hits / position)
+    return sum(precisions) / len(precisions)
+
+
+def ranking_score(ranking: list[int], u: Tensor, y: Tensor) -> float:
+    """(1/|P||N|) Σ ± (u_i − u_j), + where the positive i is ranked above the negative j."""
+    at = {item: position for position, item in enumerate(ranking)}
+    positives, negatives = (y == 1).nonzero()[:, 0].tolist(), (y == 0).nonzero()[:, 0].tolist()
+    total = sum((1 if at[i] < at[j] else -1) * float(u[i] - u[j]) for i in positives for j in negatives)
+    return total / (len(positives) * len(negatives))
+
+
+@settings(max_examples=150)
+@given(m=st.integers(1, 6), seed=st.integers(0, 10**6), ties=st.booleans(), ignored=st.booleans())
+def test_it_is_the_enumeration_of_all_rankings(m, seed, ties, ignored):
+    torch.manual_seed(seed)
+    n = 4
+    u = torch.randint(-1, 2, (n, m)).double() if ties else 0.5 * torch.randn(n, m)
+    y = torch.randint(2, (n, m))
+    if ignored:
+        y = y.masked_fill(torch.rand(n, m) < 0.3, -100)
+    value = AveragePrecisionHinge(reduction="none")(u.masked_fill(y == -100, torch.nan), y)
+    for i in range(n):
+        kept = y[i] >= 0
+        scores, labels = u[i, kept], y[i, kept]
+        if not 0 < labels.sum() < len(labels):
+            assert value[i] == 0
+            continue
+        truth = ranking_score(labels.argsort(descending=True).tolist(), scores, labels)
+        best = max(
+            1 - average_precision(list(r), labels) + ranking_score(list(r), scores, labels) - truth
+            for r in itertools.permutations(range(len(labels)))
+        )
+        assert value[i] == pytest.approx(best, abs=1e-12)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_it_bounds_one_minus_the_average_precision(seed):
+    torch.manual_seed(seed)
+    u, y = torch.randn(5, 12), torch.randint(2, (5, 12))
+    y[:, :2] = torch.tensor([0, 1])
+    value = AveragePrecisionHinge(reduction="none")(u, y)
+    for i in range(5):
+        assert value[i] >= 1 - average_precision(u[i].argsort(descending=True).tolist(), y[i]) - 1e-12
+
+
+def test_it_is_a_support_function_and_can_be_verified():
+    check_loss(AveragePrecisionHinge(), torch.randn(4, 9), torch.randint(2, (4, 9)))
+    w = torch.randn(3, requires_grad=True)
+    scores, target = torch.randn(3, 6, 3) @ w, torch.randint(2, (3, 6))
+    problem = ProxProblem.from_scores(AveragePrecisionHinge(), scores, target, [w], lr=2.0)
+    assert problem.gap(ExactQP().solve(problem)) == pytest.approx(0, abs=1e-6)
+    for solver in (SingleStepFW(), MultiStepFW(50)):
+        assert verify(problem, solver).ok
+
+
+def test_it_trains_a_ranking():
+    x, w = torch.randn(8, 20, 5), torch.randn(5)
+    y = (x @ w > 1).long()
+    model, loss = torch.nn.Linear(5, 1), AveragePrecisionHinge()
+    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=1.0, momentum=0.9)
+    values = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        value = loss(model(x)[..., 0], y)
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < values[0] / 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_rankings_keep_their_digits(dtype):
+    u, y = torch.randn(2, 3000, dtype=dtype), torch.randint(2, (2, 3000))
+    each = AveragePrecisionHinge(reduction="none")
+    torch.testing.assert_close(each(u, y).double(), each(u.double(), y), rtol=1e-5, atol=1e-6)
+
+
+U, Y = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "message"),
+    [
+        (U, Y + 2, "not 0, 1"),
+        (U, Y[:, :2], "target of shape"),
+        (U, Y.double(), "no integer or bool"),
+        (U[0], Y[0], "expected \\[n, m\\]"),
+        (U[:0], Y[:0], "at least one sample"),
+    ],
+)
+def test_bad_input_is_refused(scores, target, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        AveragePrecisionHinge()(scores, target)
+
+
+def test_scores_that_are_not_finite_make_the_loss_so():
+    for bad in (torch.nan, torch.inf):
+        assert not AveragePrecisionHinge()(U.index_fill(1, torch.tensor([1]), bad), Y.bool()).isfinite()
+
+
+def test_accelerators_take_more_steps_to_the_same_result(monkeypatch):
+    u, y = torch.randn(4, 7), torch.randint(2, (4, 7))
+    value = AveragePrecisionHinge()(u, y)
+    monkeypatch.setattr(average_precision_hinge, "readable", lambda x: False)
+    assert AveragePrecisionHinge()(u, y) == value

@@ -1,0 +1,360 @@
+"""The smooth losses: torch's values and gradients to the last digits, and a dual that certifies their steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, CrossEntropy, Huber, L1Regression, SmoothLoss, SquaredError
+from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import verify
+from tests.cases import LOSSES, MODELS, K, LossCase, class_weights, setting
+
+SMOOTH = [case for case in LOSSES if isinstance(case.loss(), SmoothLoss)]
+CLOSE = {"rtol": 1e-12, "atol": 1e-13}
+each_smooth_loss = pytest.mark.parametrize("case", SMOOTH, ids=repr)
+
+
+def same(ours, theirs, u, **tolerance) -> None:
+    """Value and gradient, and the gradient of the gradient's norm."""
+    found = []
+    for f in (ours, theirs):
+        value = f(u)
+        (gradient,) = torch.autograd.grad(value, u, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), u)
+        found.append((value.detach(), torch.autograd.grad(f(u), u)[0], gradient.detach(), second))
+    torch.testing.assert_close(*found, **(tolerance or CLOSE))
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 2)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("ignore", [-100, 1])
+def test_the_cross_entropy_is_torchs(shape, reduction, smoothing, weighted, soft, ignore):
+    torch.manual_seed(0)
+    u = (3 * torch.randn(shape[0], K, *shape[1:])).requires_grad_()
+    y = torch.randn_like(u).softmax(1) if soft else torch.randint(K, shape)
+    if not soft:
+        y.view(-1)[0] = ignore
+    options = {"weight": class_weights() if weighted else None, "label_smoothing": smoothing, "ignore_index": ignore}
+    ours, each = CrossEntropy(reduction=reduction, **options), CrossEntropy(reduction="none", **options)(u, y)
+    if soft:  # of probabilities there is no class to ignore, and torch refuses one
+        options["ignore_index"] = -100
+    theirs = nn.CrossEntropyLoss(reduction=reduction, **options)
+    same(lambda u: ours(u, y), lambda u: theirs(u, y), u)
+    same(lambda u: ConvexLoss.forward(ours, *ours.prepare(u, y)), lambda u: theirs(u, y), u)
+    torch.testing.assert_close(each, nn.CrossEntropyLoss(reduction="none", **options)(u, y), **CLOSE)
+
+
+@pytest.mark.parametrize("weight", [None, torch.rand(K), torch.rand(6, 1)], ids=["none", "outputs", "samples"])
+@pytest.mark.parametrize("pos_weight", [None, torch.rand(K), torch.tensor(3.0)], ids=["none", "outputs", "one"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_binary_cross_entropy_is_torchs(weight, pos_weight, reduction):
+    u, y = (3 * torch.randn(6, K)).requires_grad_(), torch.rand(6, K)
+    ours = BinaryCrossEntropy(weight=weight, pos_weight=pos_weight, reduction=reduction)
+    theirs = nn.BCEWithLogitsLoss(weight=weight, pos_weight=pos_weight, reduction=reduction)
+    outputs = K if reduction == "mean" else 1
+    same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
+    for labels in (y > 0.5, (y > 0.5).long()):
+        torch.testing.assert_close(ours(u, labels), outputs * theirs(u, labels.to(u)), **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, K), (6, 2, 2)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_regression_losses_are_torchs(shape, reduction):
+    u, y = (2 * torch.randn(shape)).requires_grad_(), torch.randn(shape)
+    outputs = u[0].numel() if reduction == "mean" else 1
+    for ours, theirs in (
+        (SquaredError(reduction=reduction), nn.MSELoss(reduction=reduction)),
+        (Huber(reduction=reduction), nn.HuberLoss(reduction=reduction)),
+        (Huber(0.3, reduction=reduction), nn.HuberLoss(reduction=reduction, delta=0.3)),
+    ):
+        same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_float32_does_not_cancel_at_large_logits(scale, smoothing):
+    u, y = scale * (2 * torch.rand(64, 10, dtype=torch.float32) - 1), torch.randint(10, (64,))
+    y[:32] = u[:32].argmax(1)  # losses that are small against the scores
+    exact = F.cross_entropy(u.double(), y, label_smoothing=smoothing)
+    criterion = CrossEntropy(label_smoothing=smoothing)
+    for value in (criterion(u, y), ConvexLoss.forward(criterion, u, y)):
+        assert value.double() == pytest.approx(float(exact), rel=1e-6)
+    bce, t = BinaryCrossEntropy(), torch.randint(2, (64, 10))
+    exact = 10 * F.binary_cross_entropy_with_logits(u.double(), t.double())
+    assert bce(u, t).double() == pytest.approx(float(exact), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4])
+def test_the_recorded_lam_of_a_problem_does_not_cancel_either(scale):
+    w = (scale * torch.randn(5, 10, dtype=torch.float32)).requires_grad_()
+    x, y = torch.randn(8, 5, dtype=torch.float32), torch.randint(10, (8,))
+    problem = ProxProblem.from_scores(CrossEntropy(), x @ w, y, [w], lr=0.1)
+    exact = float(F.cross_entropy((x @ w).detach().double(), y))
+    assert float(problem.first().lam) == pytest.approx(exact, rel=1e-6)
+    assert float(problem.primal(problem.start())) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (CrossEntropy(), F.cross_entropy),
+        (CrossEntropy(label_smoothing=0.1), functools.partial(F.cross_entropy, label_smoothing=0.1)),
+        (BinaryCrossEntropy(), F.binary_cross_entropy_with_logits),
+        (SquaredError(), F.mse_loss),
+        (Huber(), F.huber_loss),
+    ],
+    ids=["cross-entropy", "smoothing", "binary", "squared", "huber"],
+)
+def test_the_value_that_a_step_records_in_float32_is_torchs(ours, theirs, scale):
+    torch.manual_seed(0)
+    u = nn.Parameter(scale * (2 * torch.rand(64, 10, dtype=torch.float32) - 1))
+    y = torch.randint(10, (64,)) if isinstance(ours, CrossEntropy) else torch.randint(2, (64, 10)).float()
+    optimizer = ProxOptimizer(ours, SingleStepFW(), [u], lr=0.1)
+    expected = float(theirs(u.detach().double(), y if y.dim() == 1 else y.double())) * (1 if y.dim() == 1 else 10)
+    ours(u, y).backward()
+    assert float(optimizer.step()) == pytest.approx(expected, rel=1e-6)
+    assert float(optimizer.last.loss) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_loss_computes_half_precision_scores_in_float32(case, dtype):
+    """Scores of a network under autocast, or of a half-precision one; torch autocasts its own losses to float32."""
+    torch.manual_seed(0)
+    u, target = torch.randn(6, K).to(dtype).requires_grad_(), case.target(6)
+    loss = case.loss().float()
+    wide = u.detach().float().requires_grad_()
+    expected = loss(case.scores(wide), target)
+    (gradient,) = torch.autograd.grad(expected, wide)
+    for autocast in (False, True):
+        scores = case.scores(u)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(scores, target)
+        assert value.dtype == torch.float32
+        same = 1e-6 if case.scores is LossCase.scores else 1e-2  # where the case itself computes in half precision
+        torch.testing.assert_close(value, expected, rtol=same, atol=1e-6)
+        (found,) = torch.autograd.grad(value, u)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), gradient, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast_give_what_torch_promises(dtype):
+    """Torch computes the cross-entropy under autocast in float32; half-precision scores are widened to it."""
+    u, y = torch.randn(16, K).to(dtype).requires_grad_(), torch.randint(K, (16,))
+    expected = F.cross_entropy(u.detach().float(), y)
+    value = CrossEntropy()(u, y)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.detach(), expected)
+    (gradient,) = torch.autograd.grad(value, u)
+    assert gradient.dtype == dtype
+    model, x = nn.Linear(5, K).float(), torch.randn(16, 5, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = model(x)
+        t = torch.rand(16, K, dtype=torch.float32)
+        for ours, theirs, target, outputs in (
+            (CrossEntropy(), nn.CrossEntropyLoss(), y, 1),
+            (CrossEntropy(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.1), y, 1),
+            (CrossEntropy(), nn.CrossEntropyLoss(), t, 1),
+            (BinaryCrossEntropy(), nn.BCEWithLogitsLoss(), t, K),
+            (SquaredError(), nn.MSELoss(), t, K),
+        ):
+            found = ours(scores, target)
+            assert found.dtype == theirs(scores, target).dtype == torch.float32
+            torch.testing.assert_close(found, outputs * theirs(scores, target))
+
+
+@each_smooth_loss
+def test_a_step_is_certified_by_the_exact_solver(case):
+    problem = setting(case, MODELS[1], n=4).problem(1.0, 0.02)
+    for solver in (SingleStepFW(), MultiStepFW(20, tol=0.0), CorrectiveFW(40, tol=1e-9)):
+        report = verify(problem, solver)
+        assert report.ok, report
+    assert report.relative_gap <= 1e-6
+    exact = ExactQP().solve(problem)
+    assert float(problem.gap(exact)) == pytest.approx(0, abs=2e-7)
+
+
+@each_smooth_loss
+def test_the_hull_lifts_every_atom_to_its_own_offset(case):
+    """c = −ℓ*(s): Fenchel's equality at the atom, his inequality everywhere else."""
+    torch.manual_seed(0)
+    loss, target = case.loss(), case.target(6)
+    u, target = loss.prepare(case.scores(2 * torch.randn(6, K)), target)
+    hull = loss.hull(u, target)
+    if hull is None:
+        return
+    atom = loss.oracle(u, target)
+    torch.testing.assert_close(hull.lift(atom.s), atom.offset)
+    torch.testing.assert_close(atom.b(u), atom.value)
+    other = loss.oracle(2 * torch.randn(6, K), target)
+    middle = (atom.s + other.s) / 2
+    assert (hull.lift(middle) >= (atom.offset + other.offset) / 2 - 1e-12).all()
+    assert ((middle * u).sum(1) + hull.lift(middle) <= atom.value + 1e-12).all()
+
+
+@given(seed=st.integers(0, 1000), smoothing=st.sampled_from([0.05, 0.5, 1.0]))
+def test_the_lower_bound_is_reached_and_never_passed(seed, smoothing):
+    torch.manual_seed(seed)
+    u, y, t = 3 * torch.randn(5, K), torch.randint(K, (5,)), torch.randn(5, K).softmax(1)
+    weight = class_weights()
+    for loss, target in (
+        (CrossEntropy(label_smoothing=smoothing, reduction="none"), y),
+        (CrossEntropy(label_smoothing=smoothing, weight=weight, reduction="none"), y),
+        (CrossEntropy(reduction="none"), t),
+        (CrossEntropy(weight=weight, label_smoothing=smoothing, reduction="none"), t),
+    ):
+        bound, q = loss.lower_bound(u, target), loss._distribution(u, target)
+        assert (loss(u, target) >= bound - 1e-12).all()
+        assert (bound > 0).all()
+        torch.testing.assert_close(loss(q.log(), target), bound)  # softmax(log q) = q/m
+    bce = BinaryCrossEntropy(pos_weight=weight, reduction="none")
+    bound = bce.lower_bound(u, t)
+    assert (bce(u, t) >= bound - 1e-12).all()
+    torch.testing.assert_close(bce((weight * t / (1 - t)).log(), t), bound)
+    assert CrossEntropy().lower_bound(u, y) is None
+    assert not bce.lower_bound(u, (t > 0.5).to(u)).any()
+
+
+def test_any_smooth_convex_function_is_a_loss_in_five_lines():
+    class Exponential(SmoothLoss):
+        """Σ_j exp(−y_j u_j): the loss of boosting."""
+
+        def formula(self, scores, target):
+            return (-target * scores).exp().sum(1)
+
+    w, x, y = torch.randn(5, 3, requires_grad=True), torch.randn(6, 5), torch.randint(2, (6, 3)) * 2.0 - 1
+    problem = ProxProblem.from_scores(Exponential(), x @ w, y, [w], lr=0.5)
+    report = verify(problem, CorrectiveFW(60, tol=1e-8), tol=1e-5)
+    assert report.ok
+    assert report.optimal
+    by_hand = SmoothLoss(lambda u, y: (-y * u).exp().sum(1))
+    assert torch.equal(by_hand(x @ w, y), Exponential()(x @ w, y))
+
+
+def test_a_formula_of_the_wrong_shape_and_none_at_all_are_named():
+    u = torch.randn(3, K)
+    with pytest.raises(ValueError, match=r"computed values of shape \(3, 4\); expected one per sample, \(3,\)"):
+        SmoothLoss(lambda u, y: u.square())(u, None)
+    with pytest.raises(NotImplementedError, match="must define formula"):
+        SmoothLoss()(u, None)
+
+
+def test_bad_options_and_targets_are_named():
+    u = torch.randn(3, K)
+    for make, message in (
+        (lambda: CrossEntropy(label_smoothing=1.5), "label_smoothing is 1.5"),
+        (lambda: Huber(0.0), "delta is 0.0"),
+        (lambda: BinaryCrossEntropy(pos_weight=torch.tensor(-1.0)), "pos_weight is"),
+        (lambda: BinaryCrossEntropy()(u, u + 9), r"outside \[0, 1\]"),
+        (lambda: BinaryCrossEntropy(weight=torch.ones(7))(u, u.sigmoid()), "broadcasts to"),
+        (lambda: CrossEntropy()(u, -u.abs()), "below 0"),
+        (lambda: CrossEntropy()(u, u.softmax(1)[:2]), "class probabilities of shape"),
+        (lambda: SquaredError()(u, u[:2]), "expected the same shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    for loss, target in itertools.product((SquaredError(), L1Regression()), ([1.0], 3.0)):
+        with pytest.raises(TypeError, match=r"torch\.as_tensor"):
+            loss(u, target)
+
+
+def test_infinite_soft_targets_and_masks_are_torchs():
+    u = torch.tensor([[0.0, 1.0, -torch.inf]])
+    assert CrossEntropy()(u, torch.tensor([[0.5, 0.5, 0.0]])).isfinite()  # torch: NaN
+    assert CrossEntropy()(u, torch.tensor([[0.5, 0.25, 0.25]])) == torch.inf
+    assert CrossEntropy(label_smoothing=0.1)(u, torch.tensor([0])) == torch.inf
+
+
+def test_infinite_logits_of_independent_labels_are_sure():
+    """A label that is ruled out and off, or sure and on, has no loss (torch: NaN); if it is wrong, no finite one."""
+    u = torch.tensor([[-torch.inf, 0.5, torch.inf], [0.0, 1.0, 2.0]], requires_grad=True)
+    each = BinaryCrossEntropy(reduction="none")
+    assert F.binary_cross_entropy_with_logits(u.detach()[:1, :1], torch.zeros(1, 1)).isnan()
+    value = each(u, torch.tensor([[0, 1, 1], [0, 1, 1]]))
+    torch.testing.assert_close(value[0], F.softplus(torch.tensor(-0.5)))
+    (gradient,) = torch.autograd.grad(value.sum(), u)
+    assert gradient.isfinite().all()
+    assert not gradient[0, [0, 2]].any()
+    assert not each(u, torch.tensor([[1, 1, 1], [0, 1, 1]]))[0].isfinite()
+    assert not each(u, torch.tensor([[0, 1, 0], [0, 1, 1]]))[0].isfinite()
+    w = torch.randn(5, 3, requires_grad=True)
+    scores = (torch.randn(4, 5) @ w).masked_fill(torch.tensor([False, False, True]), -torch.inf)
+    problem = ProxProblem.from_scores(BinaryCrossEntropy(), scores, torch.tensor([[0, 1, 0]] * 4), [w], lr=0.5)
+    for solver in (SingleStepFW(), MultiStepFW(20), CorrectiveFW(20)):
+        assert verify(problem, solver).ok
+        assert not problem.displacement(solver.solve(problem))[0][:, 2].any()
+
+
+def test_without_decay_and_momentum_one_step_is_min_of_eta_and_loss_over_the_squared_gradient():
+    w, x, y = torch.randn(5, K, requires_grad=True), torch.randn(8, 5), torch.randint(K, (8,))
+    value = F.cross_entropy(x @ w, y)
+    (gradient,) = torch.autograd.grad(value, w)
+    for lr in (0.01, 0.1, 1.0, 100.0):
+        problem = ProxProblem.from_scores(CrossEntropy(), x @ w, y, [w], lr=lr)
+        step = min(lr, float(value.detach()) / float(gradient.square().sum()))
+        torch.testing.assert_close(problem.displacement(SingleStepFW().solve(problem))[0], -step * gradient)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("lr", [0.0625, 8.0], ids=["capped", "by the loss"])
+def test_training_without_decay_and_momentum_is_alig(lr, fused):
+    """Bit for bit where η caps the step; elsewhere our step is loss / ‖g‖² to 1e-14.
+
+    This ALI-G takes min(η, loss / (‖g‖² + 1e-6)), and adds up ‖g‖² in float32: that is told here to its last digits. η
+    is a power of two, so that η·g is exact, and w − η·g the same with a fused multiply-add and without.
+    """
+    AliG = pytest.importorskip("pytorch_optimizer").AliG
+    if fused:
+        pytest.importorskip("numba")
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, K))
+    theirs, x, y = copy.deepcopy(ours), torch.randn(20, 5), torch.randint(K, (20,))
+    criterion = CrossEntropy()
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), ours.parameters(), lr=lr, momentum=0.0, fused=fused)
+    peer, capped = AliG(theirs.parameters(), max_lr=lr), 0
+    for _ in range(20):
+        theirs.load_state_dict(ours.state_dict())
+        before = parameters_to_vector(ours.parameters()).detach()
+        optimizer.zero_grad()
+        criterion(ours(x), y).backward()
+        optimizer.step()
+        peer.zero_grad()
+        value = criterion(theirs(x), y)
+        value.backward()
+        peer.step(lambda value=value: float(value.detach()))
+        squared = sum(float(p.grad.square().sum()) for p in theirs.parameters())
+        step = peer.param_groups[0]["step_size"]
+        after = [parameters_to_vector(net.parameters()).detach() for net in (ours, theirs)]
+        if step == lr:
+            capped += 1
+            assert lr * float(optimizer.last.gamma) == step
+            assert torch.equal(*after)
+        else:
+            exact = float(value.detach()) / squared
+            assert lr * float(optimizer.last.gamma) == pytest.approx(exact, rel=1e-14)
+            assert step == pytest.approx(float(value.detach()) / (squared + 1e-6), rel=2e-7)
+            torch.testing.assert_close(after[0] - before, (after[1] - before) * (exact / step), rtol=1e-12, atol=1e-15)
+    assert capped == 20 if lr < 1 else capped < 20
+
+
+def test_a_criterion_compiles():
+    criterion = CrossEntropy()
+    u, y = torch.randn(6, K, requires_grad=True), torch.randint(K, (6,))
+    compiled = torch.compile(lambda u: criterion(u, y), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(u), criterion(u, y))

@@ -1,0 +1,472 @@
+"""The averages are those of an independent AveragedModel, and switching to them and back loses no bit."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from proxsvm import ProxOptimizer, checkpoint
+from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import K, mlp
+from tests.optimizer.test_no_host_sync import NoHostSync
+from tests.optimizer.test_one_path import KINDS
+from tests.optimizer.test_optimizer import batches
+from tests.parallel import run_on_ranks
+
+BETA = 0.9
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
+
+
+def make(model, **options):
+    options = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.013, "average": BETA, **options}
+    solver = options.pop("solver", SingleStepFW())
+    return ProxOptimizer(MultiClassHinge(smooth=True), solver, model.parameters(), **options)
+
+
+def reference(model, longest=BETA):
+    """torch's own average, begun at the first weights: β = min(longest, (1 + t)/(10 + t)) after t steps."""
+
+    def mean(average, w, count):
+        beta = min(longest, float(count) / (9 + float(count)))  # the first weights are counted, t = count − 1
+        return beta * average + (1 - beta) * w if w.is_floating_point() else w
+
+    averaged = AveragedModel(model, avg_fn=mean, use_buffers=True)
+    averaged.update_parameters(model)
+    return averaged
+
+
+def tensors(model):
+    return [t.detach().clone() for t in model.state_dict().values()]
+
+
+def assert_same(model, expected, atol=0.0):
+    for a, b in zip(tensors(model), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+def averaged_of(model, optimizer):
+    optimizer.eval()
+    found = tensors(model)
+    optimizer.train()
+    return found
+
+
+ordinary = KINDS["ordinary"][0]
+STEPS = {
+    **KINDS,
+    "clipped": (ordinary, {"max_grad_norm": 0.1}),
+    "several steps": (KINDS["a closure"][0], {"solver": MultiStepFW(3)}),
+    "diagonal": (ordinary, {"metric": Diagonal()}),
+    "diagonal, torch's kernels": (ordinary, {"metric": Diagonal(), "fused": False}),
+    "no momentum": (ordinary, {"momentum": 0.0, "weight_decay": 0.0}),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_the_average_is_that_of_an_averaged_model(kind):
+    take, options = STEPS[kind]
+    model = mlp()
+    torch.set_default_dtype(torch.float32)  # nothing of a float64 step passes through float32
+    optimizer, expected = make(model, **options), reference(model)
+    for t, (x, y) in enumerate(batches(100, n=12)):
+        optimizer.zero_grad()
+        x = x.double()
+        x = x * float("nan") if t == 50 else x
+        take(optimizer, model, x, y)
+        if t != 50:
+            expected.update_parameters(model)
+        if t % 30 == 0:  # switching changes nothing
+            optimizer.eval()
+            assert_same(model, tensors(expected.module), 1e-12)
+            optimizer.train()
+    assert optimizer.skipped == 1
+    optimizer.eval()
+    assert_same(model, tensors(expected.module), 1e-12)
+
+
+@pytest.mark.parametrize("metric", [None, Diagonal()], ids=["euclidean", "diagonal"])
+def test_a_compiled_step_averages(metric):
+    torch._dynamo.reset()
+    model = mlp()
+    torch.set_default_dtype(torch.float32)
+    optimizer, expected = make(model, metric=metric), reference(model)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    for t, (x, y) in enumerate(batches(100, n=12)):
+        optimizer.zero_grad()
+        optimizer.loss(model(x.double()), y).backward()
+        step()
+        expected.update_parameters(model)
+        if t % 40 == 20:
+            optimizer.eval()
+            optimizer.train()
+    optimizer.eval()
+    assert_same(model, tensors(expected.module), 1e-12)
+    torch._dynamo.reset()
+
+
+def on_rank(rank, sharded):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    plain = mlp()
+    model, expected = copy.deepcopy(plain), reference(plain)
+
+    def whole(module):
+        return [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in module.parameters()]
+
+    wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (2,))) if sharded else DistributedDataParallel(model)
+    optimizer = make(model)
+    for t, (x, y) in enumerate(batches(100, n=12)):
+        optimizer.zero_grad()
+        optimizer.loss(wrapped(x.chunk(2)[rank]), y.chunk(2)[rank]).backward()
+        optimizer.step()
+        for p, w in zip(plain.parameters(), whole(model), strict=True):
+            p.data.copy_(w)
+        expected.update_parameters(plain)
+        if t % 30 == 0:
+            before = whole(model)
+            optimizer.eval()
+            optimizer.train()
+            assert all(torch.equal(a, b) for a, b in zip(before, whole(model), strict=True))
+    optimizer.eval()
+    return whole(model), [p.detach() for p in expected.module.parameters()]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_ranks_average(sharded):
+    for found, expected in run_on_ranks(on_rank, sharded):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def trained(steps=5, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    model = mlp().to(dtype)
+    optimizer = make(model, **options)
+    go_on(model, optimizer, 0, steps, dtype)
+    return model, optimizer
+
+
+def go_on(model, optimizer, start, end, dtype=torch.float64):
+    for x, y in batches(end, n=12)[start:]:
+        optimizer.zero_grad()
+        optimizer.loss(model(x.to(dtype)), y).backward()
+        optimizer.step()
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_switching_is_in_place_idempotent_lossless_and_never_waits(dtype):
+    model, optimizer = trained(dtype=dtype)
+    weights, state = tensors(model), copy.deepcopy(optimizer.state_dict())
+    memory = [p.data_ptr() for p in model.parameters()]
+    expected = [optimizer.state[p]["average"].to(dtype, copy=True) for p in model.parameters()]
+    assert not any(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+    with NoHostSync():
+        optimizer.eval()
+        optimizer.eval()
+    assert optimizer.averaged
+    assert_same(model, expected)
+    with NoHostSync():
+        optimizer.train()
+        optimizer.train()
+    assert not optimizer.averaged
+    assert_same(model, weights)
+    assert memory == [p.data_ptr() for p in model.parameters()]
+    for own, saved in zip(optimizer.state_dict()["state"].values(), state["state"].values(), strict=True):
+        assert own.keys() == saved.keys()
+        assert all(torch.equal(own[k], saved[k]) and own[k].dtype == saved[k].dtype for k in saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_buffer_more_in_both_modes(dtype, momentum):
+    def kept(optimizer):
+        return sum(t.nbytes for own in optimizer.state.values() for t in own.values() if t.ndim)
+
+    model, optimizer = trained(dtype=dtype, momentum=momentum)
+    _, without = trained(dtype=dtype, momentum=momentum, average=None)
+    size = sum(p.numel() for p in model.parameters())
+    wide = torch.float32.itemsize  # the average of half precision is float32
+    assert kept(optimizer) - kept(without) == wide * size
+    optimizer.eval()
+    rounded = size * dtype.itemsize if dtype == torch.bfloat16 else 0  # what the parameters cannot hold
+    assert kept(optimizer) - kept(without) == wide * size + rounded
+
+
+def test_no_step_from_averaged_weights():
+    model, optimizer = trained()
+    x, y = batches(1)[0]
+    value = optimizer.loss(model(x), y)
+    optimizer.eval()
+    before = tensors(model)
+
+    def called():
+        raise AssertionError("the closure was called")
+
+    for act in (optimizer.step, lambda: optimizer.step(called), lambda: optimizer.step(loss=1.0)):
+        with pytest.raises(RuntimeError, match=r"averaged weights are in place.*optimizer\.train\(\)"):
+            act()
+    with pytest.raises(RuntimeError, match="averaged weights are in place"):
+        optimizer.problem(value)
+    assert_same(model, before)
+    optimizer.train()
+    optimizer.step(lambda: optimizer.loss(model(x), y))
+
+
+def test_without_an_average_switching_changes_no_weight():
+    model, optimizer = trained(average=None)
+    before = tensors(model)
+    optimizer.eval()
+    assert_same(model, before)
+    optimizer.train()
+    go_on(model, optimizer, 5, 6)
+
+
+def test_parameters_without_an_average_stay_as_they_are():
+    """Frozen ones, a group without, and a group that comes while the averages are in place."""
+    model = nn.Sequential(*mlp(), nn.Linear(K, K), nn.Linear(K, K))
+    model[0].weight.requires_grad_(False)
+    optimizer = ProxOptimizer(
+        MultiClassHinge(),
+        SingleStepFW(),
+        [{"params": model[:3].parameters(), "average": BETA}, {"params": model[3].parameters()}],
+        lr=0.5,
+    )
+    go_on(model, optimizer, 0, 3)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.eval()
+    optimizer.add_param_group({"params": model[4].parameters(), "average": 0.5})
+    assert [g["averaged"] for g in optimizer.param_groups] == [True] * 3
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert changed == [False, True, True, True, False, False, False, False]
+    optimizer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    go_on(model, optimizer, 3, 6)
+    optimizer.eval()
+    assert not any(torch.equal(a, b) for a, b in zip(before[6:], list(model.parameters())[6:], strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+@pytest.mark.parametrize("into", ["train", "eval"])
+@pytest.mark.parametrize("saved_in", ["train", "eval"])
+def test_a_checkpoint_of_either_mode_resumes_bit_for_bit(saved_in, into, order, dtype, tmp_path):
+    model, optimizer = trained(dtype=dtype)
+    getattr(optimizer, saved_in)()
+    checkpoint.save(tmp_path / "last.pt", model=model, optimizer=optimizer)
+    says = [g["averaged"] for g in optimizer.state_dict()["param_groups"]]
+    assert says == [saved_in == "eval"]
+    optimizer.train()
+    go_on(model, optimizer, 5, 10, dtype)
+
+    torch.manual_seed(1)
+    other = mlp().to(dtype)
+    resumed = make(other)
+    if into == "eval":
+        go_on(other, resumed, 0, 2, dtype)
+        resumed.eval()
+    parts = {"model": other, "optimizer": resumed}
+    checkpoint.load(tmp_path / "last.pt", **dict(sorted(parts.items(), reverse=order == "optimizer first")))
+    assert resumed.averaged == (saved_in == "eval")
+    resumed.train()
+    go_on(other, resumed, 5, 10, dtype)
+    assert_same(other, tensors(model))
+    for own, theirs in zip(resumed.state.values(), optimizer.state.values(), strict=True):
+        assert own.keys() == theirs.keys()
+        assert all(torch.equal(own[k], theirs[k]) for k in own)
+    assert_same(other, tensors(model))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_state_loaded_into_the_optimizer_that_it_came_from_changes_nothing(mode, dtype):
+    """Accelerate's ``prepare()`` does it; what state_dict() returns shares memory with the parameters."""
+    model, optimizer = trained(dtype=dtype)
+    twin, plain = trained(dtype=dtype)
+    getattr(optimizer, mode)()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.eval()
+    plain.eval()
+    assert_same(model, tensors(twin))
+    optimizer.train()
+    plain.train()
+    assert_same(model, tensors(twin))
+    go_on(model, optimizer, 5, 8, dtype)
+    go_on(twin, plain, 5, 8, dtype)
+    assert_same(model, tensors(twin))
+    assert averaged_equal(averaged_of(model, optimizer), averaged_of(twin, plain))
+
+
+def test_two_optimizers_share_no_average():
+    (_, optimizer), (_, other) = trained(), trained(4)
+    other.load_state_dict(optimizer.state_dict())
+    for own, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert torch.equal(own["average"], theirs["average"])
+        assert own["average"].data_ptr() != theirs["average"].data_ptr()  # eval() of one would change the other's
+
+
+def averaged_equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deep", "pickle"]
+)
+def test_copies_of_either_mode_go_on_alike(mode, copied):
+    model, optimizer = trained()
+    getattr(optimizer, mode)()
+    other, twin = copied((model, optimizer))
+    for m, o in ((model, optimizer), (other, twin)):
+        assert o.averaged == (mode == "eval")
+        o.train()
+        go_on(m, o, 5, 8)
+        o.eval()
+    assert_same(other, tensors(model))
+
+
+SCRIPT = """
+import sys, torch
+from proxsvm import checkpoint
+from tests.optimizer.test_averages import go_on, make
+from tests.cases import mlp
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+path, mode = sys.argv[1:]
+model = mlp()
+optimizer = make(model)
+for t in range(10**9):
+    go_on(model, optimizer, t, t + 1)
+    getattr(optimizer, mode)()
+    checkpoint.save(path, model=model, optimizer=optimizer, t=t + 1)
+    optimizer.train()
+    if t == 3:
+        print("running", flush=True)
+"""
+
+
+def run_and_kill(script, path, mode):
+    """Run a script that saves checkpoints, until it says that it runs, and a moment longer."""
+    run = subprocess.Popen([sys.executable, "-c", script, str(path), mode], stdout=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout.readline() == "running\n"
+        time.sleep(0.05)
+    finally:
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        run.stdout.close()
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_killed_in_either_mode_training_resumes_bit_for_bit(mode, tmp_path):
+    path = tmp_path / "last.pt"
+    run_and_kill(SCRIPT, path, mode)
+    torch.manual_seed(1)
+    model = mlp()
+    optimizer = make(model)
+    t = checkpoint.load(path, model=model, optimizer=optimizer)["t"]
+    assert optimizer.averaged == (mode == "eval")
+    optimizer.train()
+    go_on(model, optimizer, t, t + 5)
+    expected, undisturbed = trained(t + 5)
+    assert_same(model, tensors(expected))
+    assert averaged_equal(averaged_of(model, optimizer), averaged_of(expected, undisturbed))
+
+
+# What is wrong is said.
+
+
+def test_a_model_converted_in_between_is_refused_before_anything_changes():
+    model, optimizer = trained()
+    optimizer.eval()
+    model.half()
+    before = tensors(model)
+    with pytest.raises(RuntimeError, match=r"copy\.deepcopy\(model\)\.half\(\)"):
+        optimizer.train()
+    assert_same(model, before)
+    assert optimizer.averaged
+    model.double()
+    optimizer.train()
+    go_on(model, optimizer, 5, 6)
+    model.float()
+    with pytest.raises(RuntimeError, match=r"is torch\.float32 now"):
+        optimizer.eval()
+    assert not optimizer.averaged
+
+
+def test_parameters_that_were_replaced_are_refused():
+    model, optimizer = trained()
+    before = model[2].bias.detach().clone()
+    model[0].weight.data = torch.zeros(9, 5)
+    with pytest.raises(RuntimeError, match="the average of parameter 0 has shape"):
+        optimizer.eval()
+    assert torch.equal(before, model[2].bias)
+
+
+def damaged(state, change):
+    state = copy.deepcopy(state)
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "message"),
+    [
+        ("eval", lambda s: s["state"][0].pop("weights"), "torch.distributed.checkpoint"),
+        ("eval", lambda s: s["state"][0].pop("average"), "both 'average' and 'weights'"),
+        ("train", lambda s: s["state"][0].update(weights=s["state"][0]["average"]), "averaged=False"),
+        (
+            "eval",
+            lambda s: s["state"][0].update(weights=torch.zeros(2)),
+            r"the training weights of parameter 0 is \(2,\)",
+        ),
+        ("train", lambda s: s["param_groups"][0].update(averaged=True), "averaged=True"),
+        ("train", lambda s: s["param_groups"][0].update(averaged="yes"), "True for all, or False for all"),
+        (
+            "train",
+            lambda s: s["state"][0].update(average=3.0),
+            r"the average of parameter 0 is 3\.0; expected a tensor",
+        ),
+        ("train", lambda s: s["state"][0].update(ema=torch.zeros(2)), r"\['ema'\]; expected"),
+    ],
+)
+def test_a_state_that_says_one_thing_and_holds_another_is_refused(mode, change, message):
+    model, optimizer = trained()
+    getattr(optimizer, mode)()
+    before, state = tensors(model), optimizer.state_dict()
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(damaged(state, change))
+    assert_same(model, before)
+    assert optimizer.averaged == (mode == "eval")
+
+
+def test_a_state_from_before_there_were_averages_loads():
+    model, optimizer = trained(average=None)
+    state = damaged(optimizer.state_dict(), lambda s: [s["param_groups"][0].pop(k) for k in ("average", "averaged")])
+    optimizer.load_state_dict(state)
+    assert not optimizer.averaged
+    go_on(model, optimizer, 5, 6)
+
+
+@pytest.mark.parametrize("average", [1.0, -0.1, "much", float("nan")])
+def test_an_average_that_is_none_is_refused(average):
+    with pytest.raises((ValueError, TypeError), match="average is"):
+        make(mlp(), average=average)

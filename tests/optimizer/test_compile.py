@@ -1,0 +1,195 @@
+"""torch.compile: the step, the loss and the whole training step, each one graph; CUDA graphs where a GPU is."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.metrics as metrics
+from torch._dynamo.backends.registry import lookup_backend
+from torch.nn.utils import parameters_to_vector
+from torch.optim import lr_scheduler
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import SingleStepFW
+from tests.cases import mlp
+from tests.optimizer.test_optimizer import batches
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated.*:FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(way, *, smooth=False, **options):
+    """Six steps of training with ``way`` compiled; the weights, what was compiled, and the last γ."""
+    torch.manual_seed(0)
+    compiled = []
+
+    def counter(graph, inputs):
+        run = lookup_backend("aot_eager")(graph, inputs)
+        compiled.append(graph)
+        return run
+
+    model = mlp()
+    options = {"lr": torch.tensor(5.0), "momentum": 0.5, "weight_decay": 1e-2, **options}
+    if isinstance(options["lr"], torch.Tensor):
+        options["lr"] = options["lr"].clone()  # it is changed in place below
+    optimizer = ProxOptimizer(MultiClassHinge(smooth=smooth), SingleStepFW(), model.parameters(), **options)
+    forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
+    step = optimizer.step
+
+    def whole(x, y):
+        optimizer.loss(model(x), y).backward()
+        return optimizer.step()
+
+    if way == "step":
+        step = torch.compile(step, fullgraph=True, backend=counter)
+    elif way == "loss":
+        forward = torch.compile(forward, fullgraph=True, backend=counter)
+    elif way == "whole":
+        whole = torch.compile(whole, fullgraph=True, backend=counter)
+    elif way == "step of a scheduler":  # the scheduler's wrapper of step() is skipped, the step is one graph
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        step = torch.compile(optimizer.step, backend=counter)
+    graphs = []
+    for x, y in batches(6, n=12):
+        optimizer.zero_grad()
+        if way == "whole":
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                whole(x, y)
+        else:
+            forward(x, y).backward()
+            step()
+        graphs.append(len(compiled))
+        if way == "step of a scheduler":
+            scheduler.step()
+        elif options["lr"] != "auto":
+            optimizer.param_groups[0]["lr"].mul_(0.9)
+    return parameters_to_vector(model.parameters()).detach(), graphs, optimizer
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("step", {}),
+        ("step", {"fused": True}),
+        ("step", {"fused": False}),
+        ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
+        ("loss", {}),
+        ("loss", {"smooth": True}),
+        ("whole", {}),
+        ("step", {"metric": Diagonal(), "average": 0.9, "lr": torch.tensor(0.2)}),
+        ("step", {"metric": Diagonal(), "average": 0.9, "lr": "auto"}),
+        ("whole", {"metric": Diagonal(), "momentum": 0.0, "lr": torch.tensor(0.2)}),
+    ],
+    ids=str,
+)
+def test_compiled_training_is_eager_training(way, options):
+    expected, _, reference = train("nothing", **options)
+    weights, graphs, optimizer = train(way, **options)
+    torch.testing.assert_close(weights, expected, atol=1e-9, rtol=0)
+    assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), abs=1e-9)
+    # the second step compiles once more where there is momentum, as the velocity exists by then; an lr that changes
+    # at every step compiles nothing
+    assert graphs[0] == 1
+    assert graphs[1] <= 2
+    assert graphs[1] == graphs[-1]
+
+
+def test_a_step_compiled_after_eager_steps_goes_on_with_their_velocities():
+    """They stand side by side in one memory by then, and the graph changes each of them."""
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.5, momentum=0.9)
+        step = optimizer.step
+        for t, (x, y) in enumerate(batches(4)):
+            if compiled and t == 2:
+                step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            step()
+        results.append(parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(*results, atol=1e-9, rtol=0)
+
+
+def test_a_compiled_step_skips_and_counts():
+    model = mlp()
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.5, momentum=0.9)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    data = batches(4)
+    for t, (x, y) in enumerate(data):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        before = parameters_to_vector(model.parameters()).clone()
+        if t == 2:
+            next(model.parameters()).grad.fill_(float("nan"))
+        step()
+        assert torch.equal(before, parameters_to_vector(model.parameters())) == (t == 2)
+    assert optimizer.skipped == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_a_training_step_is_captured_in_a_cuda_graph():
+    torch.manual_seed(0)
+    data = [(x.float().cuda(), y.cuda()) for x, y in batches(8, n=12)]
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = mlp().float().cuda()
+        lr = torch.tensor(5.0, device="cuda")
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=lr, momentum=0.5)
+        x, y = (t.clone() for t in data[0])
+
+        def work(model=model, optimizer=optimizer, x=x, y=y):
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            optimizer.step()
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for a, b in data[:3]:
+                x.copy_(a), y.copy_(b)
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            optimizer.zero_grad()
+            with torch.cuda.graph(graph):
+                work()
+        for a, b in data[3:]:
+            x.copy_(a), y.copy_(b)
+            graph.replay() if captured else work()
+        results.append(parameters_to_vector(model.parameters()).detach().cpu())
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_generates_few_kernels():
+    """The numbers that docs/stack.md states."""
+    torch.set_default_dtype(torch.float32)
+    params = [torch.nn.Parameter(torch.randn(5, 4)) for _ in range(3)]
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, lr=torch.tensor(0.1))
+    for p in params:
+        p.grad = torch.randn(5, 4)
+    metrics.reset()
+    torch.compile(optimizer.step, fullgraph=True)(loss=torch.tensor(0.5))
+    assert 0 < metrics.generated_kernel_count <= 6
+    assert 0 < optimizer.last.gamma <= 1
+    metrics.reset()
+    scores, target = torch.randn(128, 100, requires_grad=True), torch.randint(100, (128,))
+    torch.compile(MultiClassHinge(), fullgraph=True)(scores, target).backward()
+    assert 0 < metrics.generated_kernel_count <= 15

@@ -1,0 +1,240 @@
+"""Distributed data parallel: two ranks on halves of a batch are one process on the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import DualPoint, ProxOptimizer, ProxProblem
+from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
+from tests.cases import K, mlp
+from tests.parallel import run_on_ranks
+
+STEPS, BATCH, SINGLE = 50, 8, SingleStepFW()
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the 50 steps are taken, and how a batch is cut: the rows of rank 0, the rest being rank 1's."""
+
+    name: str
+    solver: DualSolver = SINGLE
+    smooth: bool = False
+    rows: int = BATCH // 2
+    micro: int = 1
+    closure: bool = False
+    lr: Any = 5.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+CASES = [
+    Case("single"),
+    Case("single-smooth", smooth=True),
+    Case("single-large-eta", lr=20.0),
+    Case("single-closure", closure=True),
+    Case("single-clipped", options={"max_grad_norm": 0.3}),
+    Case("single-clipped-closure", options={"max_grad_norm": 0.3}, closure=True),
+    Case("uneven", rows=6),
+    Case("no-sync", micro=2),
+    Case("multi", MultiStepFW(4, tol=0.0), closure=True),
+    Case("multi-tol", MultiStepFW(6, tol=0.1), closure=True),
+    Case("multi-smooth", MultiStepFW(3, tol=0.0), smooth=True, closure=True),
+    Case("multi-uneven", MultiStepFW(4, tol=0.0), closure=True, rows=5),
+    Case("diagonal", lr=0.2, options={"metric": Diagonal(), "average": 0.9}),
+    Case("diagonal-clipped", lr=0.2, options={"metric": Diagonal(), "max_grad_norm": 0.3}),
+    Case("diagonal-closure", lr=0.2, closure=True, options={"metric": Diagonal()}),
+    Case("diagonal-multi", MultiStepFW(4, tol=0.0), lr=0.2, closure=True, options={"metric": Diagonal()}),
+    Case("diagonal-auto", lr="auto", options={"metric": Diagonal(), "average": 0.9}),
+    Case("auto", lr="auto", smooth=True),
+]
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(BATCH, 5, generator=g), torch.randint(K, (BATCH,), generator=g)) for _ in range(STEPS)]
+
+
+def make(case: Case, model: nn.Module) -> ProxOptimizer:
+    return ProxOptimizer(
+        MultiClassHinge(smooth=case.smooth), case.solver, model.parameters(), case.lr, 0.5, 1e-3, **case.options
+    )
+
+
+def train_alone(case: Case) -> tuple[Tensor, list[float]]:
+    """One process on the whole batch; each half weighs one half, however many samples it has."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer, gammas = make(case, model), []
+    weight = torch.cat([torch.full((k,), 0.5 / k) for k in (case.rows, BATCH - case.rows)])
+    for x, y in batches():
+        optimizer.zero_grad()
+        optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y, weight))
+        gammas.append(float(optimizer.last.gamma))
+    return parameters_to_vector(model.parameters()).detach(), gammas
+
+
+def train_on_rank(rank: int, case: Case) -> dict[str, Any]:
+    torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
+    model = DistributedDataParallel(mlp())
+    optimizer, gammas, reductions = make(case, model), [], []
+    counted = count_reductions(reductions)
+    for x, y in batches():
+        x, y = (t[: case.rows] if rank == 0 else t[case.rows :] for t in (x, y))
+        optimizer.zero_grad()
+        if case.closure:
+            optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
+        else:
+            for k, (a, b) in enumerate(zip(x.chunk(case.micro), y.chunk(case.micro), strict=True)):
+                model.require_backward_grad_sync = k == case.micro - 1  # what no_sync() sets
+                (optimizer.loss(model(a), b) / case.micro).backward()
+            reductions.clear()
+            optimizer.step()
+            assert len(reductions) == 1, "one reduction a step"
+        gammas.append(float(optimizer.last.gamma))
+    counted()
+    kept = [{k: x.clone() for k, x in optimizer.state[p].items()} for p in model.parameters()]
+    return {"weights": parameters_to_vector(model.parameters()).detach(), "gammas": gammas, "state": kept}
+
+
+def count_reductions(calls: list[int]) -> Any:
+    """Count the calls of all_reduce; call the result to stop."""
+    real = dist.all_reduce
+
+    def counting(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls.append(x.numel())
+        return real(x, *args, **kwargs)
+
+    dist.all_reduce = counting
+    return lambda: setattr(dist, "all_reduce", real)
+
+
+def work(rank: int) -> dict[str, Any]:
+    results: dict[str, Any] = {case.name: train_on_rank(rank, case) for case in CASES}
+    results["faults"] = faults(rank)
+    return results
+
+
+class Careless(DualSolver):
+    """Takes the mean over its own samples for that of all."""
+
+    on_ranks = True
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        point = problem.move(problem.start(), problem.first())
+        own = torch.dot(problem.origin.coefficients, problem.origin.scores.detach().sum(1))
+        return dataclasses.replace(point, lam=point.lam + own)
+
+
+def message(error: type[Exception], act: Any) -> str:
+    try:
+        act()
+    except error as e:
+        return str(e)
+    return "no error"
+
+
+def faults(rank: int) -> dict[str, Any]:
+    """What must be refused, and what happens when the ranks are not kept together."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns
+
+    found: dict[str, Any] = {}
+    (x, y), *_ = batches()
+    x, y = x[rank::2], y[rank::2]
+
+    def one_step(optimizer: Any, criterion: MultiClassHinge, model: nn.Module, batch: Tensor = x) -> None:
+        criterion(model(batch), y).backward()
+        optimizer.step()
+
+    criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
+    alone = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=50.0, process_group=None)
+    one_step(alone, criterion, model)
+    found["drifted"] = parameters_to_vector(model.parameters()).detach()
+
+    criterion, model = MultiClassHinge(), nn.Sequential(nn.Linear(5, K), nn.Linear(K, K), nn.Linear(K, K))
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), functools.partial(ProxOptimizer, criterion, SingleStepFW()), lr=0.1
+    )
+    found["zero"] = message(RuntimeError, lambda: one_step(zero, criterion, model))
+
+    torch.manual_seed(rank)
+    criterion, model = MultiClassHinge(), nn.Linear(5, K)
+    different = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
+    found["different"] = message(RuntimeError, lambda: one_step(different, criterion, model))
+
+    criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
+    optimizer = ProxOptimizer(criterion, ExactQP(), model.parameters())
+    found["exact step"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
+    found["exact"] = message(RuntimeError, lambda: ExactQP().solve(optimizer.problem(criterion(model(x), y))))
+
+    criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.5)
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    one_step(optimizer, criterion, model, x * float("nan") if rank == 1 else x)
+    found["nan"] = (torch.equal(before, parameters_to_vector(model.parameters())), int(optimizer.skipped))
+
+    criterion, model = MultiClassHinge(), DistributedDataParallel(mlp())
+    optimizer = ProxOptimizer(criterion, Careless(), model.parameters(), lr=0.5)
+    found["careless"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
+
+    halves = [dist.new_group([r]) for r in range(2)]  # a group of one: nothing to reduce
+    torch.manual_seed(rank)
+    model = mlp()
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), process_group=halves[rank])
+    one_step(optimizer, criterion, model)
+    found["own group"] = bool(optimizer.last.gamma > 0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_on_ranks(work)
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_two_ranks_are_one_process(case, ranks):
+    weights, gammas = train_alone(case)
+    first, second = (r[case.name] for r in ranks)
+    assert torch.equal(first["weights"], second["weights"]), "the replicas drifted apart"
+    assert first["gammas"] == second["gammas"]
+    assert first["gammas"] == pytest.approx(gammas, abs=1e-6)
+    torch.testing.assert_close(first["weights"], weights, atol=1e-6, rtol=0)
+    torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+    assert min(gammas) < 1 or case.lr == "auto"  # else γ was not tested
+
+
+def test_without_the_group_the_replicas_drift(ranks):
+    assert not torch.equal(ranks[0]["faults"]["drifted"], ranks[1]["faults"]["drifted"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_cannot_be_right_is_refused_on_every_rank(ranks, rank):
+    found = ranks[rank]["faults"]
+    assert "ZeroRedundancyOptimizer" in found["zero"]
+    assert "process_group=None" in found["different"]
+    assert "ExactQP is not written for several ranks" in found["exact step"]
+    assert "no rank has the whole Jacobian" in found["exact"]
+    assert "different dual points on different ranks" in found["careless"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_nan_on_one_rank_skips_the_step_on_all(ranks, rank):
+    assert ranks[rank]["faults"]["nan"] == (True, 1)
+
+
+def test_a_group_of_one_is_a_process_of_its_own(ranks):
+    assert ranks[0]["faults"]["own group"]
+    assert ranks[1]["faults"]["own group"]

@@ -1,0 +1,136 @@
+"""Those who build optimizers by a convention, ``cls(params, **options)``: skorch, LightningCLI."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.optimizer import ParamsFirst
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 4, generator=generator)
+    return x, x[:, :3].argmax(1)
+
+
+def by_hand(batches: Any, epochs: int, **options: Any) -> torch.Tensor:
+    """The weights after plain training with ``ProxOptimizer(loss, solver, params)``."""
+    model, criterion = network(), CrossEntropy()
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), **options)
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def test_options_and_groups_arrive():
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
+    optimizer = ParamsFirst(groups, loss=MultiClassHinge(), solver=MultiStepFW(3), lr=0.5, average=0.9)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.2, 0.5]
+    assert isinstance(optimizer.solver, MultiStepFW)
+    assert isinstance(ParamsFirst(model.parameters(), CrossEntropy()).solver, SingleStepFW)
+    with pytest.raises(TypeError, match="loss is a CrossEntropyLoss"):
+        ParamsFirst(model.parameters(), loss=nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_it_can_be_copied(copied):
+    model = network()
+    model, optimizer = copied((model, ParamsFirst(model.parameters(), loss=CrossEntropy(), lr=0.5)))
+    x, y = data()
+    optimizer.loss(model(x), y).backward()
+    assert optimizer.step() > 0
+
+
+def test_skorch():
+    skorch = pytest.importorskip("skorch")
+    x, y = data()
+    criterion = CrossEntropy()
+    net = skorch.NeuralNetClassifier(
+        network(),
+        criterion=criterion,
+        optimizer=ParamsFirst,
+        optimizer__loss=criterion,
+        optimizer__momentum=0.9,
+        lr=0.3,
+        max_epochs=5,
+        batch_size=16,
+        train_split=None,
+        verbose=0,
+    )
+    net.fit(x.numpy(), y.numpy())
+    expected = by_hand(list(zip(x.split(16), y.split(16), strict=True)), 5, lr=0.3, momentum=0.9)
+    assert torch.equal(parameters_to_vector(net.module_.parameters()), expected)
+    assert np.mean(net.predict(x.numpy()) == y.numpy()) > 0.8
+
+
+def test_a_criterion_that_sklearn_has_cloned_is_named():
+    skorch = pytest.importorskip("skorch")
+    from sklearn.base import clone
+
+    x, y = data()
+    criterion = CrossEntropy()
+    net = clone(
+        skorch.NeuralNetClassifier(
+            network(), criterion=criterion, optimizer=ParamsFirst, optimizer__loss=criterion, verbose=0
+        )
+    )
+    with pytest.raises(RuntimeError, match=r"sklearn\.clone and skorch make one, is not"):
+        net.fit(x.numpy(), y.numpy())
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, about loggers and workers
+def test_lightning_cli(tmp_path, monkeypatch):
+    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            x, y = batch
+            return self.optimizers().loss(self.net(x), y)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(*data()), batch_size=16)
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    cli = LightningCLI(
+        Classifier,
+        save_config_callback=None,
+        seed_everything_default=0,
+        args=[
+            *("fit", "--optimizer", "proxsvm.optimizer.ParamsFirst", "--optimizer.loss", "proxsvm.losses.CrossEntropy"),
+            *("--optimizer.lr", "0.3", "--optimizer.momentum", "0.9", "--trainer.max_epochs", "5"),
+            *("--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.enable_checkpointing", "false", "--trainer.enable_model_summary", "false"),
+            *("--trainer.default_root_dir", str(tmp_path)),
+        ],
+    )
+    x, y = data()
+    expected = by_hand(list(zip(x.split(16), y.split(16), strict=True)), 5, lr=0.3, momentum=0.9)
+    assert torch.equal(parameters_to_vector(cli.model.net.parameters()).detach(), expected)

@@ -1,0 +1,324 @@
+"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 10,000 steps, memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import ProxOptimizer, checkpoint
+from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.solvers import SingleStepFW
+from tests.cases import K, mlp
+from tests.optimizer.test_optimizer import batches, optimizer_for, train
+from tests.parallel import run_on_ranks
+
+# Gradients are poisoned by hand here, which the optimizer notices.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+
+
+def trained(model=None, steps=3):
+    model = model or mlp()
+    optimizer = optimizer_for(model, lr=0.5, momentum=0.9)
+    train(optimizer, model, batches(steps))
+    return model, optimizer
+
+
+def snapshot(model, optimizer):
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def same(a, b):
+    flat = [torch.utils._pytree.tree_flatten(x) for x in (a, b)]
+    return flat[0][1] == flat[1][1] and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for x, y in zip(flat[0][0], flat[1][0], strict=True)
+    )
+
+
+# Checkpoints.
+
+SAVER = """
+import sys, torch
+from torch import nn
+from proxsvm import checkpoint
+class Slow(dict):
+    def __reduce__(self):                      # the pickling of the second checkpoint never ends
+        print("writing", flush=True)
+        import time; time.sleep(60)
+model = nn.Linear(200, 200)
+with torch.no_grad():
+    for p in model.parameters(): p.fill_(1.0)
+checkpoint.save(sys.argv[1], model=model, epoch=1)
+with torch.no_grad():
+    for p in model.parameters(): p.fill_(2.0)
+checkpoint.save(sys.argv[1], model=model, epoch=2, slow=Slow())
+"""
+
+
+LOOP = """
+import sys, torch
+from torch import nn
+from proxsvm import checkpoint
+model = nn.Linear(1000, 1000)
+for epoch in range(1, 10**6):
+    with torch.no_grad():
+        for p in model.parameters(): p.fill_(epoch)
+    checkpoint.save(sys.argv[1], model=model, epoch=epoch)
+    print("saved", flush=True)
+"""
+
+
+def kill_while_saving(script, path, line, after):
+    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == line
+    time.sleep(after)
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    process.stdout.close()
+
+
+def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
+    path = tmp_path / "last.pt"
+    kill_while_saving(SAVER, path, "writing\n", after=0.0)
+    model = nn.Linear(200, 200, dtype=torch.float32)
+    assert checkpoint.load(path, model=model) == {"epoch": 1}
+    assert all((p == 1).all() for p in model.parameters())
+    assert len(list(tmp_path.iterdir())) == 2  # the unfinished file lies beside it, and is in nobody's way
+    checkpoint.save(path, model=model, epoch=3)
+    assert checkpoint.load(path, model=model) == {"epoch": 3}
+
+
+@pytest.mark.parametrize("after", [0.011, 0.137])
+def test_kill_9_at_any_time_leaves_a_whole_checkpoint(tmp_path, after):
+    path = tmp_path / "last.pt"
+    kill_while_saving(LOOP, path, "saved\n", after)
+    model = nn.Linear(1000, 1000, dtype=torch.float32)
+    epoch = checkpoint.load(path, model=model)["epoch"]
+    assert all((p == epoch).all() for p in model.parameters())
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, epoch=1)
+    with pytest.raises((AttributeError, TypeError, RuntimeError)):
+        checkpoint.save(path, epoch=(lambda: 2))
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+    assert checkpoint.load(path) == {"epoch": 1}
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
+    model, optimizer = trained()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    checkpoint.save(tmp_path / "c.pt", model=model, optimizer=optimizer, scheduler=scheduler, epoch=7)
+    train(optimizer, model, batches(8)[3:])
+    other = mlp()
+    resumed = optimizer_for(other, lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(resumed, 1, 0.1)
+    rest = checkpoint.load(tmp_path / "c.pt", model=other, optimizer=resumed, scheduler=schedule)
+    assert rest == {"epoch": 7}
+    train(resumed, other, batches(8)[3:])
+    assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
+
+
+WRONG = {
+    "another model": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, K)), "of another model"),
+    "a deeper model": (lambda: nn.Sequential(*mlp(), nn.Linear(K, K)), "it lacks"),
+    "another dtype": (lambda: mlp().float(), "float64 there"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_checkpoint_of_another_model_changes_nothing(name, tmp_path):
+    build, message = WRONG[name]
+    checkpoint.save(tmp_path / "c.pt", **dict(zip(("model", "optimizer"), trained(), strict=True)))
+    model = build()
+    optimizer = optimizer_for(model, lr=0.1, momentum=0.9)
+    dtype = next(model.parameters()).dtype
+    train(optimizer, model, [(x.to(dtype), y) for x, y in batches(1)])
+    before = snapshot(model, optimizer)
+    with pytest.raises(ValueError, match=message):
+        checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"state_dict|velocity"):
+        checkpoint.load(tmp_path / "c.pt", optimizer=optimizer)
+    assert same(before, snapshot(model, optimizer))
+
+
+def broken(state, what):
+    state = copy.deepcopy(state)
+    if what == "extra group":
+        state["param_groups"].append(copy.deepcopy(state["param_groups"][0]))
+    elif what == "missing group":
+        state["param_groups"].pop()
+    elif what == "missing parameter":
+        state["param_groups"][0]["params"].pop()
+    elif what == "missing option":
+        del state["param_groups"][0]["momentum"]
+    elif what == "wrong shape":
+        state["state"][0]["z"] = torch.zeros(3)
+    elif what == "wrong dtype":
+        state["state"][0]["z"] = state["state"][0]["z"].float()
+    elif what == "stray state":
+        state["state"][99] = {"z": torch.zeros(3)}
+    else:
+        del state["param_groups"]
+    return state
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "extra group",
+        "missing group",
+        "missing parameter",
+        "missing option",
+        "wrong shape",
+        "wrong dtype",
+        "stray state",
+        "no groups",
+    ],
+)
+def test_a_wrong_state_dict_is_refused_and_changes_nothing(what):
+    model, optimizer = trained()
+    before = snapshot(model, optimizer)
+    with pytest.raises(ValueError, match=r"state_dict|velocity"):
+        optimizer.load_state_dict(broken(optimizer.state_dict(), what))
+    assert same(before, snapshot(model, optimizer))
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    model, optimizer = trained()
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, model=model, optimizer=optimizer)
+    before = snapshot(model, optimizer)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"c\.pt is not a checkpoint, or is damaged"):
+        checkpoint.load(path, model=model)
+    checkpoint.save(path, model=model)
+    with pytest.raises(ValueError, match="lacks \\['optimizer'\\]"):
+        checkpoint.load(path, model=model, optimizer=optimizer)
+    assert same(before, snapshot(model, optimizer))
+
+
+# A rank that dies.
+
+
+def die_at_step_three(rank):
+    model = DistributedDataParallel(mlp())
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.1)
+    for t, (x, y) in enumerate(batches(6)):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        if rank == 1 and t == 3:
+            os._exit(9)  # between backward() and step(): the other waits in the optimizer's own reduction
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            assert t == 3
+            dist.destroy_process_group = lambda: None  # the group is broken
+            return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_that_dies_ends_the_others_with_an_error():
+    start = time.monotonic()
+    first, second = run_on_ranks(die_at_step_three, limit=60)
+    assert second == {"died": 9}
+    assert "Error" in first
+    assert "no error" not in first
+    assert time.monotonic() - start < 60
+
+
+# NaN and memory, for 10,000 steps.
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
+def test_ten_thousand_steps_with_faults_in_one_percent():
+    """The weights stay finite and equal to those of a run without the bad steps; memory does not grow."""
+    steps = 10_000
+    draw = torch.Generator().manual_seed(5)
+    bad = torch.rand(steps, generator=draw) < 0.01
+    kinds = torch.randint(4, (steps,), generator=draw)
+    values = [float("nan"), float("inf"), -float("inf")]
+    data = [(x, torch.randn(4, 1)) for x, _ in batches(16, n=4)]
+    clean, faulty = (nn.Linear(5, 1, bias=False) for _ in range(2))
+    faulty.load_state_dict(clean.state_dict())
+    reference, optimizer = (
+        optimizer_for(m, loss=L1Regression(), lr=0.3, momentum=0.9, weight_decay=1e-3) for m in (clean, faulty)
+    )
+    memory, objects = [], []
+    for t in range(steps):
+        x, y = data[t % len(data)]
+        optimizer.zero_grad()
+        if bad[t]:
+            value, kind = values[t % 3], int(kinds[t])
+            if kind == 0:
+                (optimizer.loss(faulty(x), y) * value).backward()
+            elif kind == 1:
+                optimizer.loss(faulty(x * value), y).backward()
+            else:
+                optimizer.loss(faulty(x), y).backward()
+                faulty.weight.grad[0, kind] = value
+        else:
+            optimizer.loss(faulty(x), y).backward()
+            reference.zero_grad()
+            reference.loss(clean(x), y).backward()
+            reference.step()
+        optimizer.step()
+        if t % 10 == 0:
+            optimizer.loss(faulty(x), y)  # forgotten: never differentiated
+            with torch.no_grad():
+                optimizer.loss(faulty(x), y)
+        if t % 2000 == 1999:
+            gc.collect()
+            memory.append(resident())
+            objects.append(len(gc.get_objects()))
+            assert all(p.isfinite().all() for p in faulty.parameters())
+    assert torch.equal(clean.weight, faulty.weight)
+    assert optimizer.skipped == int(bad.sum())
+    assert memory[-1] - memory[2] < 2**21, memory  # caches of earlier tests may still grow in the first thousands
+    assert objects[-1] - objects[1] < 200, objects
+
+
+def test_losses_that_are_not_differentiated_leave_no_record():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model)
+    with torch.no_grad():
+        optimizer.loss(model(x), y)
+    model.eval()
+    optimizer.loss(model(x), y)
+    torch.autograd.grad(optimizer.loss(model(x), y), list(model.parameters()))  # leaves no gradient, so no record
+    assert optimizer._record.value is None
+    assert optimizer.step() is None
+
+
+def test_a_forgotten_loss_is_freed_with_its_graph():
+    import weakref
+
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model)
+    scores = model(x)
+    alive = weakref.ref(scores)
+    value = optimizer.loss(scores, y)
+    del scores
+    assert alive() is not None  # the value's problem can still be built
+    optimizer.zero_grad()
+    del value
+    gc.collect()
+    assert alive() is None

@@ -1,0 +1,636 @@
+"""A followed model evaluates and saves the averages, and never loses a bit of its training weights."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import K
+from tests.optimizer.test_averages import BETA, STEPS, go_on, make, reference, run_and_kill
+from tests.optimizer.test_no_host_sync import NoHostSync
+from tests.optimizer.test_optimizer import batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
+
+
+class Net(nn.Module):
+    """A backbone with batch norm, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, K)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+def following(steps=5, dtype=torch.float64, seed=0, **options):
+    torch.manual_seed(seed)
+    model = Net().to(dtype)
+    optimizer = make(model, **options)
+    follow(model, optimizer)
+    go_on(model, optimizer, 0, steps, dtype)
+    return model, optimizer
+
+
+def values(model):
+    """What is in place: state_dict() shows the averages."""
+    return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def both(model):
+    """The training weights and the averages; the model is in training mode before and after."""
+    return values(model.train()), (values(model.eval()), model.train())[0]
+
+
+def close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+# Weights and statistics are averaged alike.
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_weights_and_statistics_are_those_of_an_averaged_model(kind):
+    take, options = STEPS[kind]
+    model, optimizer = following(0, **options)
+    torch.set_default_dtype(torch.float32)  # nothing of a float64 step passes through float32
+    expected = reference(model)
+    for t, (x, y) in enumerate(batches(100, n=12)):
+        optimizer.zero_grad()
+        broken = nn.Sequential(model, nn.LeakyReLU(float("nan")))
+        take(optimizer, broken if t == 50 else model, x.double(), y)
+        if t != 50:
+            expected.update_parameters(model)
+        if t % 20 == 0:
+            before = values(model)
+            close(values(model.eval()), values(expected.module))
+            assert equal(values(model.train()), before)
+    assert optimizer.skipped == 1
+    close(values(model.eval()), values(expected.module))
+
+
+@pytest.mark.parametrize("metric", [None, Diagonal()], ids=["euclidean", "diagonal"])
+def test_a_compiled_step_averages_the_statistics(metric):
+    torch._dynamo.reset()
+    model, optimizer = following(0, metric=metric)
+    expected = reference(model)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    for t, (x, y) in enumerate(batches(30, n=12)):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        step()
+        expected.update_parameters(model)
+        if t == 20:
+            model.eval()
+            model.train()
+    close(values(model.eval()), values(expected.module))
+    torch._dynamo.reset()
+
+
+def test_the_overflow_of_a_grad_scaler_changes_no_average():
+    model, optimizer = following(dtype=torch.float32)
+    x, y = batches(1)[0]
+    before = both(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    optimizer.zero_grad()
+    scaler.scale(optimizer.loss(model(x.float()), y) * 1e3).backward()
+    scaler.step(optimizer)
+    assert optimizer.skipped == 1
+    weights, averages = both(model)
+    assert equal(averages[:8], before[1][:8])  # all but the number of batches that were seen
+    assert equal(weights[:6], before[0][:6])
+    assert not equal(weights[6:8], before[0][6:8])  # the forward pass has moved the statistics, as torch does
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lower_precision(dtype):
+    model, optimizer = following(dtype=dtype)
+    weights = values(model)
+    means = [optimizer.state[p]["average"] for p in model.parameters()]
+    assert all(mean.dtype == torch.float32 for mean in means)
+    expected = [mean.to(dtype, copy=True) for mean in means]
+    with NoHostSync():
+        model.eval()
+    assert equal(expected, [p.detach() for p in model.parameters()])
+    with NoHostSync():
+        model.train()
+    assert equal(values(model), weights)
+
+
+# Which calls switch.
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda m: m, nn.Sequential, nn.DataParallel, compiled],
+    ids=["itself", "inside", "data parallel", "compiled"],
+)
+@pytest.mark.parametrize("end", ["eval", "train(False)", "optimizer"])
+def test_the_whole_model_switches_whoever_calls(wrap, end):
+    torch.manual_seed(0)
+    model = Net()
+    outer = wrap(model)
+    optimizer = make(model)
+    follow(outer if wrap is not nn.Sequential else model, optimizer)
+    go_on(model, optimizer, 0, 5)
+    weights, averages = both(model)
+    assert not any(torch.equal(a, b) for a, b in zip(weights[:8], averages[:8], strict=True))
+    for _ in range(2):
+        {"eval": outer.eval, "train(False)": lambda: outer.train(False), "optimizer": optimizer.eval}[end]()
+        assert equal(values(model), averages)
+        assert optimizer.averaged
+    for _ in range(2):
+        assert outer.train() is outer
+        assert equal(values(model), weights)
+        assert not optimizer.averaged
+    assert model.eval() is model
+    assert not model.training
+    x, y = batches(1)[0]
+    outer.train()
+    optimizer.zero_grad()
+    optimizer.loss(outer(x), y).backward()
+    optimizer.step()
+    torch._dynamo.reset()
+
+
+def test_parts_keep_their_weights_and_only_change_their_mode():
+    model, optimizer = following()
+    weights, averages = both(model)
+    model.backbone.eval()
+    assert not model.backbone[1].training
+    assert equal(values(model), weights)
+    model.backbone.train()
+    model.eval()
+    model.backbone.train()
+    assert equal(values(model), averages)
+    assert optimizer.averaged
+
+
+def test_a_mode_that_was_set_without_train_is_noticed_at_the_next_call():
+    model, optimizer = following()
+    weights, averages = both(model)
+    model.eval()
+    x, y = batches(1)[0]
+    model(x)
+    assert equal(values(model), averages)
+    for module in model.modules():
+        module.training = True
+    scores = model(x)
+    assert equal(values(model)[:6], weights[:6])
+    optimizer.zero_grad()
+    optimizer.loss(scores, y).backward()
+    optimizer.step()
+
+
+def test_training_with_all_layers_in_evaluation_mode():
+    model, optimizer = following()
+    weights = values(model)
+    model.eval()
+    x, y = batches(1)[0]
+    with pytest.raises(RuntimeError, match=r"optimizer\.train\(\) after model\.eval\(\)"):
+        optimizer.step(lambda: optimizer.loss(model(x), y))
+    optimizer.train()
+    assert equal(values(model), weights)
+    optimizer.step(lambda: optimizer.loss(model(x), y))
+    assert not model.training
+    assert not torch.equal(values(model)[0], weights[0])
+    assert torch.equal(values(model)[6], weights[6])  # the statistics stayed
+
+
+def test_a_train_method_of_the_models_own_is_called():
+    class Frozen(Net):
+        def train(self, mode=True):
+            super().train(mode)
+            self.backbone[1].eval()
+            return self
+
+    model = Frozen()
+    optimizer = make(model)
+    follow(model, optimizer)
+    go_on(model.train(), optimizer, 0, 3)
+    assert model.training
+    assert not model.backbone[1].training
+    assert not equal(*both(model))
+
+
+# What is saved.
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wrap", [lambda m: m, nn.Sequential, compiled], ids=["itself", "inside", "compiled"])
+def test_a_state_dict_holds_the_averages_in_both_modes(wrap, dtype, mode):
+    model, _ = following(dtype=dtype)
+    weights, averages = both(model)
+    named = dict(zip([n for n, _ in (*model.named_parameters(), *model.named_buffers())], averages, strict=True))
+    getattr(model, mode)()
+    saved = wrap(model).state_dict()
+    assert len(saved) == len(named)
+    for other in ("eval", "train"):  # what was taken out is a copy, whatever comes before it is written
+        getattr(model, other)()
+        for name, x in saved.items():
+            expected = named[name.removeprefix("0.").removeprefix("_orig_mod.")]
+            assert torch.equal(x, expected)
+            assert x.dtype == expected.dtype
+    assert equal(values(model), weights)
+
+
+def test_parts_and_keep_vars_show_what_is_in_place():
+    model, _ = following()
+    assert torch.equal(model.head.state_dict()["weight"], model.head.weight)
+    assert model.state_dict(keep_vars=True)["head.weight"] is model.head.weight
+
+
+def test_before_the_first_step_there_is_one_version():
+    model, optimizer = following(0)
+    assert equal(*both(model))
+    assert equal(model.state_dict().values(), Net.state_dict(model).values())
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("late", [False, True], ids=["followed, then loaded", "loaded, then followed"])
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+@pytest.mark.parametrize("into", ["fresh", "trained", "evaluated"])
+@pytest.mark.parametrize("saved_in", ["train", "eval"])
+def test_a_checkpoint_of_either_mode_resumes_bit_for_bit(saved_in, into, order, late, dtype, tmp_path):
+    model, optimizer = following(dtype=dtype)
+    getattr(model, saved_in)()
+    checkpoint.save(tmp_path / "last.pt", model=model, optimizer=optimizer)
+    go_on(model.train(), optimizer, 5, 10, dtype)
+
+    torch.manual_seed(1)
+    other = Net().to(dtype)
+    resumed = make(other)
+    if not late:
+        follow(other, resumed)
+    if into != "fresh":
+        go_on(other, resumed, 0, 2, dtype)
+    if into == "evaluated":
+        (resumed if late else other).eval()
+    parts = {"model": other, "optimizer": resumed}
+    checkpoint.load(tmp_path / "last.pt", **dict(sorted(parts.items(), reverse=order == "optimizer first")))
+    if late:
+        follow(other, resumed)
+    go_on(other.train(), resumed, 5, 10, dtype)
+    assert equal(both(other)[0], both(model)[0])
+    assert equal(both(other)[1], both(model)[1])
+    for own, theirs in zip(resumed.state.values(), optimizer.state.values(), strict=True):
+        assert own.keys() == theirs.keys()
+        assert all(torch.equal(own[k], theirs[k]) for k in own)
+
+
+SCRIPT = """
+import sys, torch
+from proxsvm import checkpoint
+from tests.optimizer.test_averages import go_on
+from tests.optimizer.test_follow import following
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+path, mode = sys.argv[1:]
+model, optimizer = following(0)
+for t in range(10**9):
+    go_on(model.train(), optimizer, t, t + 1)
+    getattr(model, mode)()
+    checkpoint.save(path, model=model, optimizer=optimizer, t=t + 1)
+    if t == 3:
+        print("running", flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_killed_in_either_mode_training_resumes_bit_for_bit(mode, tmp_path):
+    run_and_kill(SCRIPT, tmp_path / "last.pt", mode)
+    model, optimizer = following(0, seed=1)
+    t = checkpoint.load(tmp_path / "last.pt", model=model, optimizer=optimizer)["t"]
+    go_on(model.train(), optimizer, t, t + 5)
+    undisturbed, _ = following(t + 5)
+    assert equal(both(model)[0], both(undisturbed)[0])
+    assert equal(both(model)[1], both(undisturbed)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_loading_weights_alone_sets_both_versions(mode, dtype):
+    model, optimizer = following(dtype=dtype)
+    best = copy.deepcopy(model.state_dict())
+    go_on(model, optimizer, 5, 8, dtype)
+    getattr(model, mode)()
+    model.load_state_dict(best)
+    weights, averages = both(model)
+    assert equal(weights, averages)
+    assert equal(averages[:6], [best[n] for n, _ in model.named_parameters()])
+    go_on(model, optimizer, 8, 9, dtype)
+    assert not equal(*both(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_loading_the_averages_that_are_in_place_changes_nothing(mode, dtype):
+    model, optimizer = following(dtype=dtype)
+    before, state = both(model), copy.deepcopy(optimizer.state_dict()["state"])
+    getattr(model, mode)()
+    optimizer.load_state_dict(optimizer.state_dict())  # says that the averages are in place, as the saved model has it
+    model.load_state_dict(model.state_dict())
+    model.eval()
+    model.load_state_dict(model.state_dict())
+    weights, averages = both(model)
+    assert equal(weights, before[0])
+    assert equal(averages, before[1])
+    assert all(torch.equal(x, own[k]) for own, now in zip(state.values(), optimizer.state.values(), strict=True)
+               for k, x in now.items())  # fmt: skip
+
+
+def test_loading_a_part_sets_that_part():
+    model, _ = following()
+    weights, averages = both(model)
+    outer = nn.ModuleDict({"model": model, "head": nn.Linear(6, K)})  # another head.weight, missing as well
+    outer.load_state_dict({"model.head.weight": torch.ones(K, 6), "head.bias": torch.ones(K)}, strict=False)
+    after = both(model)
+    for kind, before in zip(after, (weights, averages), strict=True):
+        assert torch.equal(kind[4], torch.ones(K, 6))
+        assert equal(kind[:4] + kind[5:], before[:4] + before[5:])
+
+
+def test_a_state_of_another_shape_changes_no_average():
+    model, _ = following()
+    before = both(model)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict({"head.weight": torch.ones(2, 2)}, strict=False)
+    assert equal(both(model)[1], before[1])
+
+
+def test_a_followed_checkpoint_serves_a_model_that_follows_nobody():
+    model, optimizer = following()
+    state = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    weights, averages = both(model)
+    alone = Net()
+    resumed = make(alone)
+    alone.load_state_dict(state["model"])
+    assert equal(values(alone), averages)
+    resumed.load_state_dict(state["optimizer"])
+    x, y = batches(1)[0]
+    with pytest.raises(RuntimeError, match="a state was loaded that was saved so"):
+        resumed.step(lambda: resumed.loss(alone(x), y))
+    resumed.train()
+    assert equal(values(alone)[:6], weights[:6])
+    resumed.load_state_dict(copy.deepcopy(resumed.state_dict()))
+    go_on(alone, resumed, 5, 6)
+    assert not any(":" in key for own in resumed.state.values() for key in own)  # no statistics that nobody follows
+    resumed.load_state_dict(copy.deepcopy(resumed.state_dict()))
+    follow(alone, resumed)
+    go_on(alone, resumed, 6, 8)
+    assert not equal(*both(alone))
+
+
+# Copies and exports.
+
+
+def pickled(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, pickled, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "saved", "pickled"]
+)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_copy_is_a_plain_model_with_what_is_in_place(copied, mode):
+    model, optimizer = following()
+    weights, averages = both(model)
+    getattr(model, mode)()
+    other = copied(model)
+    expected = averages if mode == "eval" else weights
+    for change in (lambda: None, other.eval, other.train):
+        change()
+        assert equal(values(other), expected)
+        assert equal(other.state_dict().values(), other.state_dict(keep_vars=True).values())
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    go_on(other.train(), make(other), 0, 1)
+    model.train()
+    assert equal(values(model), weights)
+    go_on(model, optimizer, 5, 6)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_copied_pair_goes_on_alike_once_it_follows(mode):
+    model, optimizer = following()
+    getattr(model, mode)()
+    other, twin = copy.deepcopy((model, optimizer))
+    follow(other, twin)
+    for m, o in ((model, optimizer), (other, twin)):
+        go_on(m.train(), o, 5, 8)
+    assert equal(both(other)[0], both(model)[0])
+    assert equal(both(other)[1], both(model)[1])
+
+
+def test_an_exported_program_has_the_averages():
+    model, _ = following()
+    x = batches(1)[0][0]
+    model.eval()
+    expected = model(x).detach()
+    exported, traced = torch.export.export(model, (x,)), torch.jit.trace(model, x)
+    files = io.BytesIO(), io.BytesIO()
+    torch.export.save(exported, files[0])  # before train(): a program shares the model's tensors until it is saved
+    torch.jit.save(traced, files[1])
+    model.train()
+    for file in files:
+        file.seek(0)
+    torch.testing.assert_close(torch.export.load(files[0]).module()(x), expected)
+    torch.testing.assert_close(torch.jit.load(files[1])(x), expected)
+    assert not torch.equal(model(x), expected)
+
+
+# Parameters of every kind.
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(5, K)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).relu()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_tied_weights_stay_tied(dtype):
+    model = Tied().to(dtype)
+    optimizer = make(model)
+    follow(model, optimizer)
+    go_on(model, optimizer, 0, 5, dtype)
+    weights = values(model)
+    saved = model.state_dict()
+    assert saved["first.weight"].data_ptr() == saved["second.weight"].data_ptr()
+    averages = values(model.eval())
+    assert torch.equal(saved["second.weight"], averages[0])
+    assert model.first.weight is model.second.weight
+    model.load_state_dict(saved)
+    assert equal(values(model.train()), weights)
+    model.load_state_dict(saved)
+    assert equal(values(model), averages)
+
+
+def test_frozen_parameters_groups_without_an_average_and_parameters_that_come_later():
+    torch.manual_seed(0)
+    model = nn.Sequential(Net(), nn.Linear(K, K), nn.Linear(K, K))
+    model[0].backbone[0].weight.requires_grad_(False)
+    groups = [{"params": list(model[0].parameters()), "average": BETA}, {"params": list(model[1].parameters())}]
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=0.5)
+    follow(model, optimizer)
+    go_on(model, optimizer, 0, 3)
+    weights, averages = both(model)
+    changed = [not torch.equal(a, b) for a, b in zip(weights, averages, strict=True)]
+    changed[1] = True  # batch norm takes this bias out again: it hardly moves
+    assert changed == [False, *[True] * 5, *[False] * 4, True, True, False]
+    model.eval()
+    optimizer.add_param_group({"params": list(model[2].parameters()), "average": 0.5})
+    assert equal(values(model), averages)
+    model.train()
+    go_on(model, optimizer, 3, 6)
+    weights, averages = both(model)
+    assert not torch.equal(weights[8], averages[8])
+    assert torch.equal(weights[6], averages[6])
+
+
+def test_layers_that_come_later_are_followed_again():
+    model, optimizer = following()
+    model.head = nn.Sequential(model.head, nn.Linear(K, K), nn.BatchNorm1d(K))
+    optimizer.add_param_group({"params": list(model.head[1:].parameters())})
+    follow(model, optimizer)
+    follow(model, optimizer)
+    go_on(model, optimizer, 5, 6)
+    weights, averages = both(model)
+    torch.testing.assert_close(averages[-3], 0.6 * weights[-3])  # from 0, with β = (1 + 5)/(10 + 5)
+    assert torch.equal(averages[-3], model.state_dict()["head.2.running_mean"])
+
+
+def test_an_average_that_is_switched_off_while_it_is_in_place_gives_the_weights_back():
+    model, optimizer = following()
+    weights = values(model)
+    model.eval()
+    optimizer.param_groups[0]["average"] = None
+    assert equal(values(model.train()), weights)
+
+
+def test_several_steps_and_closures():
+    model, optimizer = following(0, solver=MultiStepFW(3))
+    for x, y in batches(4, n=12):
+        optimizer.step(lambda: optimizer.loss(model(x), y))
+    assert not equal(*both(model))
+
+
+# Misuse.
+
+
+def test_what_cannot_be_followed_is_said():
+    model = Net()
+    with pytest.raises(ValueError, match=r"keeps no average to follow: ProxOptimizer\(..., average=0.995\)"):
+        follow(model, make(model, average=None))
+    with pytest.raises(TypeError, match="optimizer is a SGD; expected a ProxOptimizer"):
+        follow(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(TypeError, match=r"model is a list; expected the nn\.Module"):
+        follow([model], make(model))
+    with pytest.raises(ValueError, match="4 of the optimizer's 6 parameters are not in this Linear"):
+        follow(model.head, make(model))
+
+
+def test_a_model_follows_one_optimizer():
+    model, optimizer = following()
+    weights, averages = both(model)
+    parts = [
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), part.parameters(), average=0.5)
+        for part in (model.backbone, model.head)
+    ]
+    pair = nn.ModuleList([model])
+    with pytest.raises(ValueError, match="another model that follows it"):
+        follow(pair, optimizer)
+    model.eval()
+    with pytest.raises(ValueError, match=r"call model\.train\(\)"):
+        follow(model, make(model))
+    model.train()
+    newer = make(model)
+    follow(model, newer)
+    go_on(model, newer, 5, 8)
+    weights = values(model)
+    optimizer.eval()  # the old one still has its averages, but the model is not its own any more
+    assert equal(values(model)[:6], averages[:6])
+    optimizer.train()
+    assert equal(values(model), weights)
+    assert not equal(*both(model))
+    follow(model, parts[0])
+    with pytest.raises(ValueError, match=r"follow\(model\.generator, first\)"):
+        follow(model, parts[1])
+    follow(model.head, parts[1])
+
+
+def test_a_converted_model_is_refused_before_its_mode_changes():
+    model, _ = following()
+    model.eval()
+    model.half()
+    with pytest.raises(RuntimeError, match=r"copy\.deepcopy\(model\)\.half\(\)"):
+        model.train()
+    assert not model.training
+    model.double()
+    model.train()
+    model.half()
+    with pytest.raises(RuntimeError, match=r"is torch\.float16 now"):
+        model.eval()
+    assert model.training
+
+
+def test_parameters_that_were_assigned_are_refused():
+    model, _ = following()
+    with pytest.raises(RuntimeError, match=r"assign=True\) gave the model new parameters"):
+        model.load_state_dict(model.state_dict(), assign=True)
+
+
+def test_statistics_of_another_model_are_refused():
+    _, optimizer = following()
+    other = Net()
+    other.backbone[1] = nn.BatchNorm1d(6)
+    other.backbone[1].running_mean = torch.zeros(7)
+    resumed = make(other)
+    follow(other, resumed)
+    with pytest.raises(ValueError, match=r"buffer backbone\.1\.running_mean is \(6,\); expected \(7,\)"):
+        resumed.load_state_dict(optimizer.state_dict())
+
+
+def test_nothing_is_kept_alive_beyond_the_model():
+    model, optimizer = following()
+    kept = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert kept() is not None
+    assert not torch.equal(*(v[0] for v in both(model)))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert kept() is None

@@ -1,0 +1,212 @@
+"""FSDP2: parameters in shards, inner products over all of them; checkpoints by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import Coupled, K
+from tests.optimizer.test_ddp import BATCH, STEPS, batches, count_reductions, message
+from tests.parallel import run_on_ranks
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "decay-momentum": {"momentum": 0.5, "weight_decay": 1e-3},
+    "clipped": {"momentum": 0.5, "weight_decay": 1e-3, "max_grad_norm": 0.3},
+    "diagonal": {"momentum": 0.5, "weight_decay": 1e-3, "metric": Diagonal(), "average": 0.9, "lr": 0.2},
+    "two metrics": {"momentum": 0.5, "metric": Diagonal(), "first": Euclidean(), "lr": 1.0},
+    "auto": {"momentum": 0.5, "metric": Diagonal(), "average": 0.9, "lr": "auto"},
+}
+LEARNT = ["decay-momentum", "diagonal", "auto"]
+
+
+def network(width: int = 7) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, K))  # 7 rows: uneven shards
+
+
+def make(model: nn.Module, **options: Any) -> ProxOptimizer:
+    """The first layer has an η of its own, and a metric if ``first`` is one."""
+    lr, first = options.pop("lr", 5.0), options.pop("first", None)
+    own = {} if lr == "auto" else {"lr": 0.4 * lr}
+    own |= {} if first is None else {"metric": first}
+    groups = [{"params": list(model[0].parameters()), **own}, {"params": list(model[2].parameters())}]
+    return ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=lr, **options)
+
+
+def train(optimizer: ProxOptimizer, model: nn.Module, data: list[tuple[Tensor, Tensor]], rows: slice) -> list[float]:
+    gammas = []
+    for x, y in data:
+        optimizer.zero_grad()
+        optimizer.loss(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        gammas.append(float(optimizer.last.gamma))
+    return gammas
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    return [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+
+
+def sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def resume(folder: str, mesh: Any, half: slice, options: dict[str, Any]) -> tuple[bool, bool]:
+    """Save in mid-training, load into a new model and optimizer, go on: nothing else touched, the same weights."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor
+
+    model = sharded(network(), mesh)
+    optimizer = make(model, **options)
+    train(optimizer, model, batches()[:20], half)
+    assert all(isinstance(x, DTensor) for s in optimizer.state.values() for k, x in s.items() if k != "t")
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder)
+    train(optimizer, model, batches()[20:], half)
+
+    torch.manual_seed(1)
+    other = sharded(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, K)), mesh)
+    resumed = make(other, **options)
+    initial = whole(other)
+    state = {"model": get_model_state_dict(other), "optimizer": get_optimizer_state_dict(other, resumed)}
+    untouched = all(torch.equal(a, b) for a, b in zip(initial, whole(other), strict=True))
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(other, state["model"])
+    set_optimizer_state_dict(other, resumed, state["optimizer"])
+    train(resumed, other, batches()[20:], half)
+    return untouched, all(torch.equal(a, b) for a, b in zip(whole(model), whole(other), strict=True))
+
+
+def work(rank: int, folder: str) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2,))
+    half = slice(0, BATCH // 2) if rank == 0 else slice(BATCH // 2, BATCH)
+    results: dict[str, Any] = {}
+    for name, options in CASES.items():
+        model = sharded(network(), mesh)
+        optimizer = make(model, **options)
+        calls: list[int] = []
+        stop = count_reductions(calls)
+        gammas = train(optimizer, model, batches(), half)
+        stop()
+        results[name] = {"weights": whole(model), "gammas": gammas, "reductions": calls}
+
+    for name in LEARNT:
+        results[f"{name} resumed"] = resume(f"{folder}/{name}", mesh, half, CASES[name])
+        # HSDP: replicated over one dimension of the mesh, sharded over the other (here of size 1).
+        mesh2d = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        model = sharded(network(), mesh2d)
+        gammas = train(make(model, **CASES[name]), model, batches(), half)
+        results[f"{name} hsdp"] = {"gammas": gammas, "weights": whole(model)}
+        # Tensor parallel: the layers are cut, every rank sees the whole batch; the last bias is replicated.
+        model = parallelize_module(network(6), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        gammas = train(make(model, **CASES[name]), model, batches(), slice(None))
+        results[f"{name} tensor parallel"] = {"gammas": gammas, "weights": whole(model)}
+
+    x, y = batches()[0]
+    criterion, model = MultiClassHinge(), sharded(network(), mesh)
+    several = ProxOptimizer(criterion, MultiStepFW(3), model.parameters())
+    results["multi"] = message(RuntimeError, lambda: several.step(lambda: criterion(model(x), y)))
+    criterion, model = MultiClassHinge(), sharded(network(), mesh)
+    alone = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), process_group=None)
+    criterion(model(x), y).backward()
+    results["no group"] = message(RuntimeError, alone.step)
+    criterion, model = MultiClassHinge(), sharded(network(), mesh)
+    coupled = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), metric=Coupled())
+    criterion(model(x), y).backward()
+    results["coupled"] = message(RuntimeError, coupled.step)
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict[str, Any]]:
+    return run_on_ranks(work, str(tmp_path_factory.mktemp("checkpoint")))
+
+
+def alone(options: dict[str, Any], width: int = 7) -> tuple[list[Tensor], list[float]]:
+    model = network(width)
+    gammas = train(make(model, **options), model, batches(), slice(None))
+    return whole(model), gammas
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_training_is_one_process(name, ranks):
+    weights, gammas = alone(CASES[name])
+    assert min(gammas) < 1 or name == "auto"
+    for rank in ranks:
+        assert rank[name]["gammas"] == ranks[0][name]["gammas"]
+        assert rank[name]["gammas"] == pytest.approx(gammas, abs=1e-6)
+        for a, b in zip(rank[name]["weights"], weights, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_small_reduction_a_step(name, ranks):
+    assert len(ranks[0][name]["reductions"]) == STEPS * (2 if name == "auto" else 1)  # η comes before the metric's sums
+    assert max(ranks[0][name]["reductions"]) <= 6  # value, floor, three products, the length where it is clipped
+
+
+@pytest.mark.parametrize(("mesh", "width"), [("hsdp", 7), ("tensor parallel", 6)])
+@pytest.mark.parametrize("name", LEARNT)
+def test_each_shard_counts_once(name, mesh, width, ranks):
+    weights, gammas = alone(CASES[name], width)
+    for rank in ranks:
+        found = rank[f"{name} {mesh}"]
+        assert found["gammas"] == pytest.approx(gammas, abs=1e-6)
+        for a, b in zip(found["weights"], weights, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_distributed_checkpoint_continues_bit_for_bit(name, ranks):
+    for rank in ranks:
+        untouched, same = rank[f"{name} resumed"]
+        assert untouched, "get_optimizer_state_dict() moved the weights"
+        assert same
+
+
+def test_what_shards_cannot_do_is_refused(ranks):
+    for rank in ranks:
+        assert "Several steps need whole parameters" in rank["multi"]
+        assert "process_group" in rank["no group"]
+        assert "Coupled() needs whole parameters" in rank["coupled"]
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_the_optimizers_state_dict_goes_through_torchs_own_functions(name):
+    model = network()
+    optimizer = make(model, **CASES[name])
+    rates = [g["lr"] for g in optimizer.param_groups]
+    before = [p.clone() for p in model.parameters()]
+    empty = get_optimizer_state_dict(model, optimizer)  # calls step() with zero gradients and lr = 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert [g["lr"] for g in optimizer.param_groups] == rates
+    assert set(empty["state"]) == {name for name, _ in model.named_parameters()}
+    train(optimizer, model, batches()[:5], slice(None))
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    other = copy.deepcopy(model)
+    resumed = make(other, **CASES[name])
+    set_optimizer_state_dict(other, resumed, saved)
+    train(optimizer, model, batches()[5:10], slice(None))
+    train(resumed, other, batches()[5:10], slice(None))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

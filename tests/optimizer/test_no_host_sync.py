@@ -1,0 +1,290 @@
+"""Nothing is lost: no host synchronisation, bad input refused, NaN never reaches the weights."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parameters_to_vector
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import (
+    L1Regression,
+    MultiClassHinge,
+    PiecewiseLinearLoss,
+    QuantileRegression,
+    TopKHinge,
+    WestonWatkinsHinge,
+)
+from proxsvm.losses.base import Atom
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import LOSSES, MODELS, K, each_loss, mlp, setting
+
+# Gradients are poisoned by hand here, which the optimizer notices.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+
+
+class NoHostSync(TorchDispatchMode):
+    """Fails on whatever would make the host wait for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.nonzero):
+            raise AssertionError(f"host synchronisation: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+@each_loss
+@pytest.mark.parametrize("fused", [None, False, True])
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["float-lr", "tensor-lr"])
+def test_the_single_step_never_waits_for_the_device(loss, lr, fused):
+    case = setting(loss, MODELS[2])
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), lr, 0.9, 0.01, fused=fused)
+    for _ in range(2):
+        optimizer.zero_grad()
+        value = case.value()
+        with NoHostSync():
+            value.backward()
+            optimizer.step()
+    value = case.value()
+    with NoHostSync():
+        optimizer.step(lambda: value)  # the closure's path
+    assert optimizer.last.loss == value.detach()
+
+
+@pytest.mark.parametrize("lr", [0.01, "auto"])
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("metric", [None, Diagonal()], ids=["euclidean", "diagonal"])
+def test_no_metric_and_no_average_waits(metric, fused, lr):
+    case = setting(LOSSES[0], MODELS[2])
+    optimizer = ProxOptimizer(
+        case.loss, SingleStepFW(), case.model.parameters(), lr, 0.9, 0.01, fused=fused, metric=metric, average=0.9
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = case.value()
+        with NoHostSync():
+            value.backward()
+            optimizer.step()
+            optimizer.eval()
+            optimizer.train()
+
+
+def test_the_criterion_does_not_wait_either():
+    scores, target = torch.randn(4, K, requires_grad=True), torch.randint(K, (4,))
+    with NoHostSync():
+        MultiClassHinge(smooth=True)(scores, target).backward()
+        L1Regression()(scores, torch.zeros(4, K)).backward()
+    assert scores.grad.any()
+
+
+def test_the_guard_of_these_tests_can_fail():
+    with pytest.raises(AssertionError, match="host synchronisation"), NoHostSync():
+        float(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"metric": Diagonal(), "average": 0.9}, {"metric": Diagonal(), "average": 0.9, "lr": "auto"}],
+    ids=["euclidean", "diagonal", "auto"],
+)
+def test_a_training_step_runs_on_fake_tensors(options):
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, K))
+        criterion = MultiClassHinge(smooth=True)
+        options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, **options}
+        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            criterion(model(torch.randn(8, 5)), torch.zeros(8, dtype=torch.long)).backward()
+            value = optimizer.step()
+    assert value.shape == ()
+    assert optimizer.last.gamma.shape == ()
+
+
+# NaN and infinity.
+
+
+def poison(what, case, optimizer, bad):
+    """Take one step with a bad loss, gradient or activation."""
+    optimizer.zero_grad()
+    if what == "loss":
+        case.value().backward()
+        optimizer.step(loss=torch.tensor(bad))
+    elif what == "gradient":
+        case.value().backward()
+        next(case.model.parameters()).grad.view(-1)[0] = bad
+        optimizer.step()
+    elif what == "input":
+        x = case.x.clone()
+        x.view(-1)[0] = bad
+        case.loss(case.shape(case.model(x)), case.target).backward()
+        optimizer.step()
+    else:
+        x = case.x.clone()
+        x.view(-1)[0] = bad
+        optimizer.step(lambda: case.loss(case.shape(case.model(x)), case.target))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("what", ["loss", "gradient", "input", "closure"])
+@pytest.mark.parametrize("fused", [None, False, True])
+@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1], LOSSES[7]], ids=repr)
+def test_a_bad_step_is_skipped_bit_for_bit_and_counted(what, bad, loss, fused):
+    case = setting(loss, MODELS[1])
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), 0.1, 0.9, 0.01, fused=fused)
+    optimizer.step(case.value)
+    weights = [p.detach().clone() for p in case.model.parameters()]
+    velocity = copy.deepcopy(optimizer.state_dict()["state"])
+    poison(what, case, optimizer, bad)
+    assert optimizer.skipped == 1
+    assert all(torch.equal(a, b) for a, b in zip(weights, case.model.parameters(), strict=True))
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(velocity[i]["z"], after[i]["z"]) for i in velocity)
+    optimizer.step(case.value)  # and training goes on
+    assert optimizer.skipped == 1
+    assert not any(torch.equal(a, b) for a, b in zip(weights, case.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_multi_step_is_skipped_too(bad):
+    case = setting(LOSSES[0], MODELS[1])
+    optimizer = ProxOptimizer(case.loss, MultiStepFW(4), case.model.parameters(), 0.1, 0.9, 0.01)
+    weights = parameters_to_vector(case.model.parameters()).clone()
+    poison("closure", case, optimizer, bad)
+    assert optimizer.skipped == 1
+    assert torch.equal(weights, parameters_to_vector(case.model.parameters()))
+
+
+def test_nonfinite_raise():
+    case = setting(LOSSES[0], MODELS[1])
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), 0.1, nonfinite="raise")
+    weights = parameters_to_vector(case.model.parameters()).clone()
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        poison("loss", case, optimizer, float("nan"))
+    assert torch.equal(weights, parameters_to_vector(case.model.parameters()))
+
+
+# Bad input.
+
+scores, classes, reals = torch.zeros(3, K), torch.tensor([0, 1, 2]), torch.zeros(3, K)
+BAD_CALLS = {
+    "index too large": (MultiClassHinge(), scores, torch.tensor([0, 1, K]), "class index outside"),
+    "index negative": (TopKHinge(2), scores, torch.tensor([0, 1, -1]), "class index outside"),
+    "float classes": (MultiClassHinge(), scores, classes.double(), "expected class indices"),
+    "bool classes": (WestonWatkinsHinge(), scores, classes > 0, "expected class indices"),
+    "classes of another length": (MultiClassHinge(), scores, classes[:2], "expected \\[n\\]"),
+    "one-hot classes": (MultiClassHinge(), scores, torch.zeros(3, K, dtype=torch.long), "expected \\[n\\]"),
+    "one dimension": (MultiClassHinge(), scores[:, 0], classes, "expected one tensor \\[n, K\\]"),
+    "three dimensions": (MultiClassHinge(), scores[None], classes, "expected \\[n, d1, ...\\] = \\(1, 4\\)"),
+    "no samples": (MultiClassHinge(), scores[:0], classes[:0], "at least one sample"),
+    "no samples, l1": (L1Regression(), scores[:0], reals[:0], "at least one sample"),
+    "a number": (L1Regression(), torch.zeros(()), torch.zeros(()), "at least one sample"),
+    "not a tensor": (L1Regression(), [1.0], reals, "got scores of a list"),
+    "regression shapes": (L1Regression(), scores, reals[:, :1], "expected the same shape"),
+    "quantile shapes": (QuantileRegression([0.1, 0.9]), scores, torch.zeros(3), "expected \\[n, ..., 2\\]"),
+    "too few classes": (TopKHinge(K + 1), scores, classes, "expected at least k"),
+    "cost of other classes": (MultiClassHinge(torch.zeros(2, 2)), scores, classes, "cost is for 2 classes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_input_to_a_loss(name):
+    loss, u, y, message = BAD_CALLS[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        loss(u, y)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(2), torch.tensor([1.0, -1.0, 1.0]), torch.zeros(3)])
+def test_bad_sample_weights(weight):
+    with pytest.raises(ValueError, match="sample_weight"):
+        MultiClassHinge()(scores, classes, weight)
+
+
+BAD_OPTIONS = [
+    (lambda: MultiClassHinge(reduction="avg"), "reduction is 'avg'"),
+    (lambda: MultiClassHinge(torch.ones(2, 3)), "expected \\[K, K\\]"),
+    (lambda: MultiClassHinge(-torch.ones(2, 2)), "non-negative"),
+    (lambda: MultiClassHinge(torch.ones(2, 2)), "zero diagonal"),
+    (lambda: TopKHinge(0), "k is 0"),
+    (lambda: L1Regression(epsilon=-1.0), "epsilon is -1"),
+    (lambda: QuantileRegression(1.5), "tau is 1.5"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_OPTIONS)
+def test_bad_options_of_a_loss(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr is -1.0; expected η ≥ 0"),
+        ({"lr": -1.0}, "lr is -1"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"lr": torch.ones(2)}, "shape \\(2,\\)"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected μ in"),
+        ({"momentum": -0.1}, "momentum is -0.1"),
+        ({"weight_decay": -1e-4}, "weight_decay is -0.0001"),
+        ({"nonfinite": "ignore"}, "expected 'skip' or 'raise'"),
+    ],
+)
+def test_bad_options_of_the_optimizer(options, message):
+    with pytest.raises(ValueError, match=message):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), mlp().parameters(), **options)
+
+
+def test_bad_parts_of_the_optimizer():
+    with pytest.raises(TypeError, match="loss is a CrossEntropyLoss"):
+        ProxOptimizer(nn.CrossEntropyLoss(), SingleStepFW(), mlp().parameters())
+    with pytest.raises(TypeError, match="add \\(\\)"):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW, mlp().parameters())
+    with pytest.raises(TypeError, match="complex128"):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(2, dtype=torch.complex128)])
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), mlp().parameters())
+    with pytest.raises(ValueError, match="lr is -1"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_sparse_gradients_are_refused_before_anything_changes():
+    embedding = nn.Embedding(5, K, sparse=True)
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), embedding.parameters())
+    before = embedding.weight.clone()
+    optimizer.loss(embedding(torch.tensor([0, 1])), torch.tensor([0, 1])).backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        optimizer.step()
+    assert torch.equal(before, embedding.weight)
+
+
+def test_an_oracle_of_the_wrong_shape_is_named():
+    class Wrong(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            return Atom(scores[:, 0], scores[:, 0])
+
+    with pytest.raises(ValueError, match=r"Wrong.oracle returned s of shape"):
+        Wrong()(scores, classes)
+
+
+def test_bad_problems():
+    w = torch.zeros(2, K, requires_grad=True)
+    x = torch.randn(3, 2)
+    loss = MultiClassHinge()
+    with pytest.raises(ValueError, match="no lr"):
+        ProxProblem.from_scores(loss, x @ w, classes, [w])
+    with pytest.raises(ValueError, match="params is empty"):
+        ProxProblem.from_scores(loss, x @ w, classes, iter([]), lr=1.0)
+    with pytest.raises(ValueError, match="carry no graph"):
+        ProxProblem.from_scores(loss, (x @ w).detach(), classes, [w], lr=1.0)
+    with pytest.raises(ValueError, match="parameters \\[1\\] do not require a gradient"):
+        ProxProblem.from_scores(loss, x @ w, classes, [w, torch.zeros(2)], lr=1.0)
+    with pytest.raises(TypeError, match="mixes"):
+        ProxProblem.from_scores(loss, x @ w, classes, [w, {"params": [w]}], lr=1.0)
+    with pytest.raises(ValueError, match="not 'none'"):
+        ProxProblem.from_scores(MultiClassHinge(reduction="none"), x @ w, classes, [w], lr=1.0)

@@ -1,0 +1,225 @@
+"""Every kind of step makes a problem, the solver solves it, and one function moves the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import DualPoint, ProxOptimizer, ProxProblem
+from proxsvm.losses import MultiClassHinge
+from proxsvm.optimizer import no_decay
+from proxsvm.solvers import SingleStepFW
+from tests.cases import mlp
+from tests.optimizer.test_optimizer import batches
+from tests.parallel import run_on_ranks
+
+
+@dataclass(frozen=True)
+class Counting(SingleStepFW):
+    """SingleStepFW that notes what it was asked to solve."""
+
+    seen: tuple[list[ProxProblem]] = ([],)
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        self.seen[0].append(problem)
+        return super().solve(problem)
+
+
+class Halving(SingleStepFW):
+    """A user's subclass: half of the best step."""
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        return super().solve(problem).shrunk(0.5)
+
+
+class HalvingByHand(SingleStepFW):
+    """The same, by one who knows nothing but the fields of a point."""
+
+    def solve(self, problem: ProxProblem) -> DualPoint:
+        point = super().solve(problem)
+        return DualPoint([x / 2 for x in point.delta], point.lam / 2, point.gamma / 2, point.steps)
+
+
+def ordinary(optimizer, model, x, y):
+    optimizer.loss(model(x), y).backward()
+    optimizer.step()
+
+
+def by_closure(optimizer, model, x, y):
+    optimizer.step(lambda: optimizer.loss(model(x), y))
+
+
+def by_value(optimizer, model, x, y):
+    optimizer.loss(model(x), y).backward()
+    optimizer.step(loss=optimizer.loss(model(x), y).detach())
+
+
+def accumulated(optimizer, model, x, y):
+    for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+        (optimizer.loss(model(a), b) / 2).backward()
+    optimizer.step()
+
+
+def scaled(optimizer, model, x, y):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(optimizer.loss(model(x), y)).backward()
+    scaler.step(optimizer)
+
+
+def unscaled(optimizer, model, x, y):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(optimizer.loss(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+
+
+KINDS = {
+    "ordinary": (ordinary, {}),
+    "torch's kernels": (ordinary, {"fused": False}),
+    "compiled loops": (ordinary, {"fused": True}),
+    "a tensor lr": (ordinary, {"lr": torch.tensor(0.7, dtype=torch.float64)}),
+    "clipped": (ordinary, {"max_grad_norm": 1e9}),
+    "clipped, torch's kernels": (ordinary, {"max_grad_norm": 1e9, "fused": False}),
+    "a closure": (by_closure, {}),
+    "a closure, clipped": (by_closure, {"max_grad_norm": 1e9}),
+    "a given value": (by_value, {}),
+    "accumulated": (accumulated, {}),
+    "scaled": (scaled, {}),
+    "scaled, torch's kernels": (scaled, {"fused": False}),
+    "unscaled": (unscaled, {}),
+}
+
+
+def stepped(kind, solver=None, steps=1):
+    take, options = KINDS[kind]
+    torch.manual_seed(0)
+    model = mlp()
+    options = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.013, **options}
+    optimizer = ProxOptimizer(MultiClassHinge(smooth=True), solver or SingleStepFW(), model.parameters(), **options)
+    for x, y in batches(steps, n=12):
+        optimizer.zero_grad()
+        take(optimizer, model, x, y)
+    return parameters_to_vector(model.parameters()).detach(), optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_solver_solves_every_step(kind):
+    solver = Counting(([],))
+    stepped(kind, solver, steps=3)
+    assert len(solver.seen[0]) == 3
+
+
+@pytest.mark.parametrize("halving", [Halving, HalvingByHand])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_subclass_that_halves_gamma_is_obeyed(kind, halving):
+    _, plain = stepped(kind)
+    found, half = stepped(kind, halving())
+    expected, _ = stepped("ordinary", halving())
+    assert float(half.last.gamma) == pytest.approx(float(plain.last.gamma) / 2, rel=1e-12)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_in_float64_is_the_plain_one_to_1e_14(kind):
+    """μ and the weight decay of every kind of step are float64: 0.9 and 0.013 have no exact float32."""
+    found, optimizer = stepped(kind)
+    expected, reference = stepped("torch's kernels")
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    assert float(optimizer.last.gamma) == pytest.approx(float(reference.last.gamma), rel=1e-13)
+
+
+def on_rank(rank, solver):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = ProxOptimizer(MultiClassHinge(smooth=True), solver, model.parameters(), 0.7, 0.9, 0.013)
+    wrapped = DistributedDataParallel(model)
+    (x, y), *_ = batches(1, n=12)
+    optimizer.loss(wrapped(x.chunk(2)[rank]), y.chunk(2)[rank]).backward()
+    optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), Halving(), HalvingByHand()], ids=lambda s: type(s).__name__)
+def test_two_ranks_take_the_step_of_one_process_to_1e_14(solver):
+    expected, _ = stepped("ordinary", solver)
+    for found in run_on_ranks(on_rank, solver):
+        torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+
+
+def test_lr_zero_stops_the_momentum_too():
+    model = nn.Linear(5, 4)
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), 0.5, 0.9, 0.01)
+    for lr in (0.5, 0.0, torch.tensor(0.0)):
+        (x, y), *_ = batches(1)
+        optimizer.param_groups[0]["lr"] = lr
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+        assert torch.equal(before, parameters_to_vector(model.parameters())) == (float(lr) == 0)
+
+
+def test_lr_zero_and_an_empty_first_group_at_construction():
+    model = nn.Linear(5, 4)
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.0)
+    groups = [{"params": []}, {"params": model.parameters()}]
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=torch.tensor([0.5]))
+    (x, y), *_ = batches(1)
+    optimizer.loss(model(x), y).backward()
+    optimizer.step()
+    assert 0 < optimizer.last.gamma <= 1
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_parameters_that_change_their_shape_between_two_steps_are_refused(fused):
+    model, (x, y) = nn.Linear(5, 4), batches(1)[0]
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), 0.5, 0.9, fused=fused)
+    optimizer.loss(model(x), y).backward()
+    optimizer.step()
+    model.weight.data = torch.cat([model.weight.data, torch.zeros(3, 5)])  # three new classes
+    model.bias.data = torch.cat([model.bias.data, torch.zeros(3)])
+    optimizer.zero_grad()
+    optimizer.loss(model(x), y).backward()
+    before = model.weight.detach().clone()
+    with pytest.raises(RuntimeError, match=r"the velocity of parameter 0 has shape \(4, 5\).*the parameter \(7, 5\)"):
+        optimizer.step()
+    assert torch.equal(before, model.weight)
+    optimizer.state.clear()
+    optimizer.step()
+    assert not torch.equal(before, model.weight)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    model, (x, y) = nn.Linear(5, 4), batches(1)[0]
+    ours = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), 0.5, 0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    ours.loss(model(x), y).backward()
+    sgd.step()
+    good = ours.state_dict()
+    for bad in (
+        sgd.state_dict(),
+        {**good, "param_groups": [{**good["param_groups"][0], "lr": -1.0}]},
+        {**good, "param_groups": [{**good["param_groups"][0], "momentum": 1.5}]},
+        {**good, "param_groups": [{**good["param_groups"][0], "weight_decay": "much"}]},
+        {**good, "state": {0: {"momentum_buffer": torch.zeros(4, 5)}}},
+    ):
+        with pytest.raises(ValueError, match=r"another optimizer|expected"):
+            ours.load_state_dict(bad)
+    assert ours.param_groups[0]["lr"] == 0.5
+
+
+def test_groups_without_decay_for_biases_and_norms():
+    model = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), no_decay(model), 0.5, weight_decay=0.1)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+    (x, y), *_ = batches(1)
+    optimizer.loss(model(x), y).backward()
+    optimizer.step()
+    assert no_decay(nn.LayerNorm(3))[0]["params"] == []  # an empty group is allowed
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), no_decay(nn.LayerNorm(3)), 0.5)

@@ -1,0 +1,442 @@
+"""ProxOptimizer: the trajectory, the three ways of stepping, and its life as a torch optimizer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.optim import lr_scheduler
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from tests.cases import LOSSES, MODELS, K, chunks, each_loss, each_model, mlp, setting
+from tests.reference import dfw_step
+
+
+def batches(steps, n=6):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(n, 5, generator=generator), torch.randint(K, (n,), generator=generator)) for _ in range(steps)]
+
+
+def train(optimizer, model, data):
+    for x, y in data:
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+
+
+def optimizer_for(model, solver=None, loss=None, **options):
+    return ProxOptimizer(loss or MultiClassHinge(), solver or SingleStepFW(), model.parameters(), **options)
+
+
+# The trajectory.
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize(("mu", "l2"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
+@pytest.mark.parametrize("eta", [0.1, 0.8])
+def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
+    model = mlp()
+    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=smooth), lr=eta, momentum=mu, weight_decay=l2)
+    shapes = [(name, p.shape) for name, p in model.named_parameters()]
+    w = parameters_to_vector(model.parameters()).detach().clone()
+    z = torch.zeros_like(w)
+    gammas = []
+    for x, y in batches(5, n=12) * 20:
+        w.requires_grad_()
+        pieces = torch.split(w, [shape.numel() for _, shape in shapes])
+        named = {name: piece.view(shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
+        scores = torch.func.functional_call(model, named, (x,))
+        w, z, gamma = dfw_step(w, z, scores, y, eta=eta, mu=mu, l2=l2, smooth=smooth)
+        train(optimizer, model, [(x, y)])
+        assert optimizer.last.gamma == pytest.approx(gamma, abs=1e-10)
+        gammas.append(gamma)
+    torch.testing.assert_close(parameters_to_vector(model.parameters()), w, atol=1e-10, rtol=0)
+    assert any(0 < g < 1 for g in gammas) or eta < 1
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_with_gamma_one_it_is_nesterov_sgd(weight_decay):
+    model = mlp()
+    twin = copy.deepcopy(model)
+    optimizer = optimizer_for(model, lr=0.05, momentum=0.9, weight_decay=weight_decay)
+    sgd = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=weight_decay, nesterov=True)
+    for x, y in batches(100):
+        for net, opt in ((model, optimizer), (twin, sgd)):
+            opt.zero_grad()
+            optimizer.loss(net(x), y).backward()
+        optimizer.step(loss=1e6)  # a value so large that γ = 1
+        sgd.step()
+        assert optimizer.last.gamma == 1
+    torch.testing.assert_close(
+        parameters_to_vector(model.parameters()), parameters_to_vector(twin.parameters()), atol=1e-10, rtol=0
+    )
+
+
+def test_without_decay_and_momentum_it_is_the_polyak_step():
+    model, eta = mlp(), 2.0
+    optimizer = optimizer_for(model, lr=eta)
+    for x, y in batches(50):
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.zero_grad()
+        value = optimizer.loss(model(x), y)
+        value.backward()
+        g = parameters_to_vector([p.grad for p in model.parameters()])
+        optimizer.step()
+        expected = before - min(eta, float(value.detach() / (g @ g))) * g
+        torch.testing.assert_close(parameters_to_vector(model.parameters()), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(5, tol=0.0), ExactQP()], ids=repr)
+def test_a_step_with_groups_is_the_problems_displacement(solver):
+    case = setting(LOSSES[0], MODELS[1])
+    optimizer = ProxOptimizer(case.loss, solver, case.groups(lr=2.0, weight_decay=0.1, two=True))
+    before = [p.detach().clone() for p in case.model.parameters()]
+    problem = optimizer.problem(case.value())
+    d = problem.displacement(solver.solve(problem))
+    optimizer.step(case.value)
+    for old, new, change in zip(before, case.model.parameters(), d, strict=True):
+        torch.testing.assert_close(new - old, change, atol=1e-7, rtol=0)
+
+
+def test_momentum_of_several_steps():
+    """z ← μz − η(gamma·r + delta), w ← w − η(r + delta) + μz, over three calls of a multi-step solver."""
+    model, solver = mlp(), MultiStepFW(3, tol=0.0)
+    optimizer = optimizer_for(model, solver, lr=0.5, momentum=0.9, weight_decay=0.1)
+    z = [torch.zeros_like(p) for p in model.parameters()]
+    for x, y in batches(3):
+        w = [p.detach().clone() for p in model.parameters()]
+        problem = optimizer.problem(optimizer.loss(model(x), y))
+        point = solver.solve(problem)
+        delta = list(point.delta)
+        optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
+        z = [0.9 * a - 0.5 * (point.gamma * 0.1 * b + c) for a, b, c in zip(z, w, delta, strict=True)]
+        for p, a, b, c in zip(model.parameters(), w, z, delta, strict=True):
+            torch.testing.assert_close(p, a - 0.5 * (0.1 * a + c) + 0.9 * b, atol=1e-12, rtol=0)
+
+
+# The three ways of stepping.
+
+
+@each_loss
+@each_model
+def test_closure_backward_and_value_agree(loss, model):
+    results = []
+    for way in ("backward", "closure", "loss=", "closure with backward"):
+        case = setting(loss, model)
+        optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.groups(0.7, 0.01), momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            if way == "closure":
+                returned = optimizer.step(case.value)
+            elif way == "closure with backward":
+
+                def closure(case=case, optimizer=optimizer):
+                    optimizer.zero_grad()
+                    value = case.value()
+                    value.backward()
+                    return value
+
+                returned = optimizer.step(closure)
+            else:
+                value = case.value()
+                value.backward()
+                returned = optimizer.step(loss=value) if way == "loss=" else optimizer.step()
+        results.append((parameters_to_vector(case.model.parameters()), returned.detach(), optimizer.last.gamma))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_multi_step_after_backward_says_how_to_call_it():
+    model = mlp()
+    optimizer = optimizer_for(model, MultiStepFW(3))
+    (x, y), *_ = batches(1)
+    before = parameters_to_vector(model.parameters()).clone()
+    optimizer.loss(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"optimizer.step\(lambda: criterion\(model\(x\), y\)\)"):
+        optimizer.step()
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
+
+
+def test_a_closure_must_return_the_criterions_own_value():
+    model = mlp()
+    optimizer = optimizer_for(model)
+    (x, y), *_ = batches(1)
+    with pytest.raises(ValueError, match="does not come straight from a proxsvm loss"):
+        optimizer.step(lambda: optimizer.loss(model(x), y) / 2)
+    with pytest.raises(ValueError, match="give one of them"):
+        optimizer.step(lambda: optimizer.loss(model(x), y), loss=1.0)
+
+
+def test_step_without_a_loss_is_an_error_and_changes_nothing():
+    model = mlp()
+    optimizer = optimizer_for(model)
+    (x, y), *_ = batches(1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = parameters_to_vector(model.parameters()).clone()
+    with pytest.raises(RuntimeError, match="step\\(\\) has no loss value"):
+        optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        optimizer.loss(model(x), y)  # leaves no record
+    nn.functional.cross_entropy(model(x), y).backward()  # nor does another loss
+    with pytest.raises(RuntimeError, match="step\\(\\) has no loss value"):
+        optimizer.step()
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
+
+
+# The value that was differentiated.
+
+
+@each_loss
+@pytest.mark.parametrize("divide", [True, False])
+def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide):
+    k = 4
+    full, micro = setting(loss, MODELS[1], n=8), setting(loss, MODELS[1], n=8)
+    reference = ProxOptimizer(full.loss, SingleStepFW(), full.model.parameters(), lr=2.0, weight_decay=0.1)
+    share = k if full.loss.reduction == "sum" else 1  # a sum over the micro-batches is the whole sum already
+    (full.value() / share if divide else full.value() * k / share).backward()
+    reference.step()
+    optimizer = ProxOptimizer(micro.loss, SingleStepFW(), micro.model.parameters(), lr=2.0, weight_decay=0.1)
+    optimizer.zero_grad()
+    for x, y in zip(micro.x.chunk(k), chunks(micro.target, k), strict=True):
+        value = micro.loss(micro.shape(micro.model(x)), y)
+        (value / k if divide else value).backward()
+    optimizer.step()
+    assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), abs=1e-12)
+    for a, b in zip(full.model.parameters(), micro.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", "hand"])
+def test_the_record_goes_with_the_gradients(clear):
+    model = mlp()
+    optimizer = optimizer_for(model, lr=5.0)
+    for x, y in batches(3):
+        if clear == "optimizer":
+            optimizer.zero_grad()
+        elif clear == "model":
+            model.zero_grad()
+        else:
+            for p in model.parameters():
+                p.grad = None
+        value = optimizer.loss(model(x), y)
+        value.backward()
+        assert optimizer.step() == pytest.approx(float(value.detach()))
+
+
+def test_reduction_none_is_recorded_with_the_users_weights():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, loss=MultiClassHinge(reduction="none"))
+    values = optimizer.loss(model(x), y)
+    (values @ torch.arange(6.0)).backward()
+    assert optimizer.step() == pytest.approx(float(values.detach() @ torch.arange(6.0)))
+
+
+def test_with_smoothing_the_value_is_the_smoothed_one():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=True))
+    optimizer.loss(model(x), y).backward()
+    u = model(x).detach()
+    soft = optimizer.loss.direction(u, y)
+    assert optimizer.step() == pytest.approx(float(soft.b(u).mean()))
+    assert optimizer.last.loss < MultiClassHinge()(u, y)
+
+
+# A real torch optimizer.
+
+
+def test_a_checkpoint_in_mid_training_continues_bit_for_bit():
+    data = batches(20)
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5, momentum=0.9, weight_decay=1e-3)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    train(optimizer, model, data[:10])
+    scheduler.step()
+    file = io.BytesIO()
+    torch.save({"m": model.state_dict(), "o": optimizer.state_dict(), "s": scheduler.state_dict()}, file)
+    train(optimizer, model, data[10:])
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = mlp()
+    resumed = optimizer_for(other, lr=0.1)
+    schedule = lr_scheduler.CosineAnnealingLR(resumed, 20)
+    other.load_state_dict(saved["m"])
+    resumed.load_state_dict(saved["o"])
+    schedule.load_state_dict(saved["s"])
+    train(resumed, other, data[10:])
+    assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_trains_on_by_itself(duplicate):
+    data = batches(10)
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5, momentum=0.9)
+    train(optimizer, model, data[:5])
+    other, copied = duplicate((model, optimizer))
+    train(optimizer, model, data[5:])
+    assert not torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
+    train(copied, other, data[5:])
+    assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
+    assert copied.solver == optimizer.solver
+    assert copied.loss is not optimizer.loss
+
+
+def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():
+    criterion, model, (x, y) = MultiClassHinge(), mlp(), batches(1)[0]
+    for _ in range(5):
+        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
+    value = criterion(model(x), y)
+    value.backward()
+    assert optimizer.step() == pytest.approx(float(value.detach()))
+    assert len(criterion._forward_hooks) == 1  # those of the four that are gone went with them
+    pickle.loads(pickle.dumps(criterion))
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.9**t),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 3]),
+    "ConstantLR": lr_scheduler.ConstantLR,
+    "LinearLR": lr_scheduler.LinearLR,
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=10),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)], optimizer=o
+    ),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=2),
+}
+
+
+def test_every_scheduler_of_torch_is_listed():
+    kinds = {
+        name
+        for name, kind in vars(lr_scheduler).items()
+        if isinstance(kind, type)
+        and issubclass(kind, lr_scheduler.LRScheduler)
+        and not name.startswith("_")
+        and name != "LRScheduler"
+    }
+    assert kinds <= set(SCHEDULERS)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float-lr", "tensor-lr"])
+def test_every_scheduler_drives_eta(name, as_tensor):
+    model = mlp()
+    lr = torch.tensor(0.4) if as_tensor else 0.4
+    optimizer = optimizer_for(model, lr=lr, momentum=0.9, weight_decay=1e-3)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates = []
+    for x, y in batches(6):
+        train(optimizer, model, [(x, y)])
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        scheduler.step(*[1.0] if name == "ReduceLROnPlateau" else [])
+    assert len(set(rates)) > 1
+    assert parameters_to_vector(model.parameters()).isfinite().all()
+
+
+def test_a_tensor_lr_gives_the_trajectory_of_a_float():
+    results = []
+    for lr in (0.3, torch.tensor(0.3)):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optimizer_for(model, lr=lr, momentum=0.9, weight_decay=1e-3)
+        train(optimizer, model, batches(10))
+        results.append(parameters_to_vector(model.parameters()))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
+
+
+def test_lr_zero_moves_nothing():
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.3, momentum=0.9, weight_decay=0.1)
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = parameters_to_vector(model.parameters()).clone()
+    train(optimizer, model, batches(2))
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
+    assert optimizer.skipped == 0
+
+
+def test_groups_frozen_and_unused_parameters_and_a_late_group():
+    body, head, unused = nn.Linear(5, 6), nn.Linear(6, K), nn.Linear(2, 2)
+    body.bias.requires_grad_(False)
+    model = nn.Sequential(body, nn.ReLU(), head)
+    optimizer = ProxOptimizer(
+        MultiClassHinge(),
+        SingleStepFW(),
+        [{"params": [*body.parameters(), *unused.parameters()], "lr": 0.1}, {"params": [head.weight], "momentum": 0.5}],
+        lr=0.2,
+        momentum=0.9,
+        weight_decay=0.1,
+    )
+    still = [body.bias, *unused.parameters(), head.bias]
+    before = [p.clone() for p in still]
+    for x, y in batches(2):  # once by backward, once by closure: the same parameters move
+        train(optimizer, model, [(x, y)])
+        optimizer.zero_grad()
+        optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
+    assert all(torch.equal(a, b) for a, b in zip(before, still, strict=True))
+    assert set(optimizer.state) == {body.weight, head.weight}
+    optimizer.add_param_group({"params": [head.bias]})
+    train(optimizer, model, batches(1))
+    assert not torch.equal(before[-1], head.bias)
+
+
+def test_hooks_run_and_named_parameters_are_accepted():
+    model, calls = mlp(), []
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.named_parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *args: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *args: calls.append("post"))
+    train(optimizer, model, batches(1))
+    assert calls == ["pre", "post"]
+
+
+def test_last_reports_the_step():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, MultiStepFW(100, tol=1e-2), lr=1.0)
+    problem = optimizer.problem(optimizer.loss(model(x), y))
+    point = optimizer.solver.solve(problem)
+    dual, gap = float(problem.dual(point)), float(problem.gap(point))
+    value = optimizer.step(lambda: optimizer.loss(model(x), y))
+    last = optimizer.last
+    assert last.loss == value
+    assert last.gamma == point.gamma
+    assert last.dual == pytest.approx(dual)
+    assert last.gap == pytest.approx(gap)
+    with pytest.raises(RuntimeError, match="build the problem anew after every step"):
+        problem.gap(point)
+    assert all(isinstance(t, torch.Tensor) and t.dim() == 0 for t in last[:4])
+
+
+def test_training_reaches_zero_loss_on_separable_data():
+    model = mlp()
+    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=True), lr=0.5, momentum=0.9)
+    x, y = torch.randn(40, 5), torch.randint(K, (40,))
+    for _ in range(1500):
+        train(optimizer, model, [(x, y)])
+    assert (model(x).argmax(1) == y).float().mean() > 0.9
+    regression = nn.Linear(5, 2)
+    optimizer = optimizer_for(regression, loss=L1Regression(), lr=10.0)
+    target = x @ torch.randn(5, 2)
+    for _ in range(1500):
+        train(optimizer, regression, [(x, target)])
+    assert L1Regression()(regression(x), target) < 1e-2

@@ -1,0 +1,275 @@
+"""Half precision, mixed precision, loss scaling; and what is refused: complex, sparse, differentiable."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import K
+from tests.optimizer.test_optimizer import batches
+
+HALF = [torch.bfloat16, torch.float16]
+each_half = pytest.mark.parametrize("dtype", HALF, ids=["bf16", "fp16"])
+
+# Gradients are poisoned and clipped by hand here, which the optimizer notices.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, K)).to(dtype)
+
+
+def make(model, solver=None, **options):
+    options = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3, **options}
+    return ProxOptimizer(MultiClassHinge(smooth=True), solver or SingleStepFW(), model.parameters(), **options)
+
+
+def data(steps=20, dtype=torch.float32):
+    return [(x.to(dtype), y) for x, y in batches(steps, n=12)]
+
+
+@each_half
+def test_norms_of_half_precision_gradients_are_accumulated_in_float32(dtype):
+    """‖g‖² is 4·10⁶ here: in fp16 it would be infinite, and γ would be 0."""
+    w = nn.Parameter(torch.ones(1000, dtype=dtype))
+    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr=1.0)
+    optimizer.loss((64 * w.reshape(1, -1)).sum(1, keepdim=True), torch.zeros(1, 1)).backward()
+    optimizer.step()
+    assert optimizer.last.gamma.dtype == torch.float32
+    assert optimizer.last.gamma == pytest.approx(64_000 / (1000 * 64**2), rel=1e-2)
+    assert optimizer.last.dual.isfinite()
+
+
+@each_half
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
+def test_half_precision_parameters_follow_float32(dtype, solver):
+    """γ of each step agrees with that of a float32 copy at the same weights, to the resolution of the dtype."""
+    model = network(dtype)
+    optimizer = make(model, solver)
+    for x, y in data(10, dtype):
+        twin = copy.deepcopy(model).float()
+        reference = make(twin, solver)
+        reference.step(lambda net=twin, x=x, y=y: reference.loss(net(x.float()), y))
+        optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
+        assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), abs=0.03)
+    assert all(p.dtype == dtype and p.isfinite().all() for p in model.parameters())
+    assert all(s["z"].dtype == dtype for s in optimizer.state.values())
+
+
+def test_bf16_autocast_gives_the_gamma_of_its_own_gradients():
+    model = network()
+    optimizer = make(model)
+    for x, y in data():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(x)
+            value = optimizer.loss(scores, y)
+        assert scores.dtype == torch.bfloat16
+        value.backward()
+        g = parameters_to_vector([p.grad for p in model.parameters()])
+        w = parameters_to_vector(model.parameters()).detach()
+        expected = ((value.detach() - 2.0 * 1e-3 * w @ g) / (2.0 * g @ g)).clamp(0, 1)
+        optimizer.step()
+        assert optimizer.last.gamma == pytest.approx(float(expected), rel=1e-5)
+    losses = [optimizer.loss(model(x), y) for x, y in data()]
+    assert all(v.isfinite() for v in losses)
+
+
+@pytest.mark.parametrize("closure_solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
+def test_bf16_autocast_inside_a_closure(closure_solver):
+    model = network()
+    optimizer = make(model, closure_solver)
+    for x, y in data(5):
+
+        def closure(x=x, y=y):
+            with torch.autocast("cpu", torch.bfloat16):
+                return optimizer.loss(model(x), y)
+
+        optimizer.step(closure)
+    assert 0 < optimizer.last.gamma <= 1
+    assert optimizer.skipped == 0
+
+
+# GradScaler, for real: it runs on the CPU too.
+
+
+def train_scaled(way, accumulate=1, poison=(), **options):
+    """``way``: no scaler, scaler.step alone, or scaler.unscale_ before it."""
+    model = network()
+    optimizer = make(model, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=4, enabled=way != "plain")
+    gammas = []
+    for t, (x, y) in enumerate(data()):
+        optimizer.zero_grad()
+        for a, b in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
+            scaler.scale(optimizer.loss(model(a), b) / accumulate).backward()
+        if t in poison:
+            model[0].weight.grad[0, 0] = float("inf")
+        if way == "unscale":
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        gammas.append(float(optimizer.last.gamma))
+    return parameters_to_vector(model.parameters()).detach(), gammas, int(optimizer.skipped), scaler.get_scale()
+
+
+@pytest.mark.parametrize("way", ["step", "unscale"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_grad_norm": 0.2}, {"nonfinite": "raise"}, {"metric": Diagonal(eps=1e-3), "lr": 1.0, "average": 0.9}],
+    ids=str,
+)
+def test_loss_scaling_changes_nothing(way, accumulate, options):
+    weights, gammas, skipped, scale = train_scaled(way, accumulate, **options)
+    plain, expected, _, _ = train_scaled("plain", accumulate, **options)
+    assert gammas == pytest.approx(expected, rel=1e-4)
+    assert min(gammas) < 1
+    torch.testing.assert_close(weights, plain, atol=1e-5, rtol=0)
+    assert skipped == 0
+    assert scale > 2**12  # it grew on the way, and γ did not notice
+
+
+@pytest.mark.parametrize("way", ["step", "unscale"])
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])  # an overflow of the loss scale is no fault
+def test_an_infinite_gradient_skips_the_step_and_lowers_the_scale(way, nonfinite):
+    weights, _, skipped, _ = train_scaled(way, poison=(3, 7), nonfinite=nonfinite)
+    plain, _, also_skipped, _ = train_scaled("plain", poison=(3, 7))
+    assert skipped == also_skipped == 2
+    torch.testing.assert_close(weights, plain, atol=1e-5, rtol=0)
+
+
+def test_an_overflow_that_only_the_scaler_saw_is_honoured():
+    model = network()
+    optimizer = make(model)
+    before = parameters_to_vector(model.parameters()).clone()
+    (x, y), *_ = data(1)
+    optimizer.loss(model(x), y).backward()
+    optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())
+    optimizer.step()
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
+    assert optimizer.skipped == 1
+    del optimizer.found_inf, optimizer.grad_scale
+    optimizer.step()
+    assert not torch.equal(before, parameters_to_vector(model.parameters()))
+
+
+def test_after_an_error_the_scale_is_forgotten():
+    """A NaN in the value alone is a fault, not an overflow; the step after it knows nothing of the old scale."""
+    model = network()
+    optimizer = make(model, nonfinite="raise")
+    scaler = torch.amp.GradScaler("cpu")
+    (x, y), *_ = data(1)
+    scaler.scale(optimizer.loss(model(x), y)).backward()
+    with pytest.raises(FloatingPointError):
+        scaler.step(optimizer, loss=torch.tensor(float("nan")))
+    optimizer.zero_grad()
+    value = optimizer.loss(model(x), y)
+    value.backward()
+    assert optimizer.step() == value.detach()
+
+
+def test_fp16_parameters_with_the_scaler():
+    """The gradients of fp16 parameters stay scaled until the update: γ is that of float32 all the same."""
+    model = network(torch.float16)
+    twin = copy.deepcopy(model).float()
+    optimizer, reference = make(model), make(twin)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    (x, y), *_ = data(1)
+    scaler.scale(optimizer.loss(model(x.half()), y)).backward()
+    scaler.step(optimizer)
+    reference.loss(twin(x), y).backward()
+    reference.step()
+    assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), rel=1e-2)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.float(), q, atol=5e-3, rtol=0)
+
+
+def test_a_value_given_by_hand_is_not_scaled():
+    model, twin = network(), network()
+    optimizer, reference = make(model), make(twin)
+    scaler = torch.amp.GradScaler("cpu")
+    (x, y), *_ = data(1)
+    value = optimizer.loss(model(x), y)
+    scaler.scale(value).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer, loss=value)
+    reference.loss(twin(x), y).backward()
+    reference.step()
+    assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), rel=1e-5)
+
+
+# Refused, with a word on what to do.
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="real floating-point"):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(2, dtype=torch.complex64)])
+    sparse = torch.eye(3).to_sparse().requires_grad_()
+    with pytest.raises(TypeError, match="dense"):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [sparse])
+    with pytest.raises(TypeError, match="differentiable"):
+        make(network(), differentiable=True)
+    for option in ("differentiable", "maximize"):
+        groups = [{"params": list(network().parameters()), option: True}]
+        with pytest.raises(ValueError, match=f"{option}=True"):
+            ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups)
+
+
+# Clipping.
+
+
+def test_clipping_in_the_dual_limits_gamma_to_c():
+    """delta = min(γ, c) g: the point between the start and the gradient's vertex, and still the best one there."""
+    limited = 0
+    for x, y in data(10):
+        model, plain = network(), network()
+        clipped, free = make(model, max_grad_norm=0.2, momentum=0.0), make(plain, momentum=0.0)
+        for net, optimizer in ((model, clipped), (plain, free)):
+            optimizer.loss(net(x), y).backward()
+            optimizer.step()
+        c = min(1.0, 0.2 / float(parameters_to_vector([p.grad for p in model.parameters()]).norm()))
+        assert clipped.last.gamma == pytest.approx(min(float(free.last.gamma), c), rel=1e-5)
+        assert clipped.last.loss == free.last.loss
+        assert clipped.last.dual <= free.last.dual + 1e-6
+        limited += c < free.last.gamma
+    assert limited
+
+
+def test_clipping_the_gradients_alone_makes_gamma_larger():
+    """clip_grad_norm_ leaves the value: γ = clip(γ_raw / c²) is larger, and the step is no dual point any more."""
+    (x, y), *_ = data(1)
+    model, plain = network(), network()
+    optimizer, free = make(model, lr=50.0, weight_decay=0.0), make(plain, lr=50.0, weight_decay=0.0)
+    for net, o in ((model, optimizer), (plain, free)):
+        o.loss(net(x), y).backward()
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    optimizer.step()
+    free.step()
+    assert norm > 0.5
+    assert optimizer.last.gamma == pytest.approx(min(1.0, float(free.last.gamma) * (norm / 0.5) ** 2), rel=1e-5)
+    # the length of the step: γ c ‖g‖ grows by 1/c, the opposite of what clipping is for
+    assert optimizer.last.gamma * 0.5 > free.last.gamma * norm
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_grad_norm": 0.0}, "max_grad_norm is 0"), ({"process_group": "world"}, "process_group is 'world'")],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(network(), **options)
+
+
+def test_several_directions_cannot_be_clipped():
+    with pytest.raises(ValueError, match="max_grad_norm bounds the one gradient"):
+        make(network(), MultiStepFW(3), max_grad_norm=1.0)

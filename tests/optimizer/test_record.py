@@ -1,0 +1,296 @@
+"""The record of the differentiated value comes and goes with the gradients, whoever clears them, and when."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import CrossEntropy
+from proxsvm.solvers import SingleStepFW
+from tests.cases import mlp
+from tests.optimizer.test_optimizer import batches, optimizer_for
+
+
+def clear_model(model):
+    model.zero_grad()
+
+
+def clear_by_hand(model):
+    for p in model.parameters():
+        p.grad = None
+
+
+each_way = pytest.mark.parametrize("clear", [clear_model, clear_by_hand])
+
+
+@each_way
+@pytest.mark.parametrize("when", ["before forward", "before backward", "after step"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_what_others_clear_is_gone(clear, when, compiled):
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5)
+    forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
+    if compiled:  # one node gives all gradients then, in an order of its own
+        forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    for x, y in batches(3):
+        if when == "before forward":
+            clear(model)
+        value = forward(x, y)
+        if when == "before backward":
+            clear(model)
+        value.backward()
+        assert optimizer.step() == pytest.approx(float(value.detach()))
+        if when == "after step":
+            clear(model)
+    torch._dynamo.reset()
+
+
+@each_way
+def test_a_batch_that_was_given_up_does_not_count(clear):
+    model, ((x, y), (a, b)) = mlp(), batches(2)
+    optimizer = optimizer_for(model, lr=0.5)
+    optimizer.loss(model(x), y).backward()
+    clear(model)
+    value = optimizer.loss(model(a), b)
+    value.backward()
+    assert optimizer.step() == pytest.approx(float(value.detach()))
+
+
+def test_gradients_that_are_kept_keep_their_value():
+    """Without zero_grad() the gradients add up over the steps, and so does the value that belongs to them."""
+    model, total = mlp(), 0.0
+    optimizer = optimizer_for(model, lr=0.01)
+    for x, y in batches(3):
+        value = optimizer.loss(model(x), y)
+        value.backward()
+        total += float(value.detach())
+        assert optimizer.step() == pytest.approx(total)
+        assert optimizer.step() == pytest.approx(total)  # once more on the same gradients
+    optimizer.zero_grad(set_to_none=False)
+    with pytest.raises(RuntimeError, match="has no loss value"):
+        optimizer.step()
+
+
+def test_the_value_passes_unchanged():
+    """value · 1 is the value bit for bit, and so are the gradients."""
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model)
+    watched = optimizer.loss(model(x), y)
+    gradients = torch.autograd.grad(watched, list(model.parameters()))
+    plain = type(optimizer.loss)()(model(x), y)
+    assert torch.equal(watched, plain)
+    for a, b in zip(gradients, torch.autograd.grad(plain, list(model.parameters())), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_model_may_change_its_dtype(compiled):
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5)
+    model.float()
+    forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
+    if compiled:
+        forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        value = forward(x.float(), y)
+        assert value.dtype == torch.float32
+        value.backward()
+        assert optimizer.step() == pytest.approx(float(value.detach()))
+    torch._dynamo.reset()
+
+
+def test_two_optimizers_of_one_value_are_refused():
+    """Each would remove the whole loss alone. Both may watch one criterion for models of their own."""
+    model, (x, y) = mlp(), batches(1)[0]
+    first, second = model[0], model[2]
+    one = optimizer_for(first, lr=0.5)
+    two = optimizer_for(second, loss=one.loss, lr=0.1)
+    value = one.loss(model(x), y)
+    value.backward()
+    assert one.step() == pytest.approx(float(value.detach()))
+    before = second.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="another optimizer has taken a step for the same loss value"):
+        two.step()
+    assert torch.equal(before, second.weight)
+    two.step(loss=value.detach() / 2)  # said by hand, it is the caller's choice
+
+
+def test_gradients_with_respect_to_other_things_leave_no_record():
+    """An adversarial example, say: autograd.grad() leaves no gradient in the parameters, and no record."""
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model)
+    x.requires_grad_()
+    torch.autograd.grad(optimizer.loss(model(x), y), x)
+    value = optimizer.loss(model(x.detach()), y)
+    value.backward()
+    assert optimizer.step() == pytest.approx(float(value.detach()))
+
+
+@pytest.mark.parametrize("other", ["prox", "sgd", "frozen and attacked"])
+def test_a_criterion_shared_with_another_model(other):
+    """Only values that depend on an optimizer's own parameters count."""
+    (x, y), (a, b) = batches(2)
+    alone, model = mlp(), mlp()
+    alone.load_state_dict(model.state_dict())
+    lone = optimizer_for(alone, lr=0.5)
+    lone.loss(alone(x), y).backward()
+    lone.step()
+
+    optimizer, stranger = optimizer_for(model, lr=0.5), mlp()
+    theirs = optimizer_for(stranger, loss=optimizer.loss, lr=0.5) if other == "prox" else None
+    optimizer.loss(model(x), y).backward()
+    if other == "frozen and attacked":
+        stranger.requires_grad_(False)
+        a.requires_grad_()
+    seen = optimizer.loss(stranger(a), b)
+    seen.backward()
+    assert optimizer.step() == pytest.approx(float(lone.last.loss))
+    assert optimizer.last.gamma == lone.last.gamma
+    if theirs is not None:
+        value = float(theirs.step())
+        assert value == pytest.approx(float(seen.detach()))
+
+
+def test_two_threads_train_two_models_with_one_criterion():
+    criterion = optimizer_for(mlp()).loss
+    values = {}
+
+    def work(k):
+        torch.manual_seed(k)
+        torch.set_default_dtype(torch.float64)
+        model = mlp()
+        optimizer = optimizer_for(model, loss=criterion, lr=0.5)
+        for x, y in batches(20):
+            optimizer.zero_grad()
+            value = criterion(model(x), y)
+            value.backward()
+            values.setdefault(k, []).append((float(value.detach()), float(optimizer.step())))
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(seen == pytest.approx(told) for k in range(2) for seen, told in values[k])
+
+
+def test_further_terms_are_watched():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, lr=0.5)
+
+    class Penalty(torch.nn.Module):
+        def forward(self, w):
+            return (w**2).sum()
+
+    penalty = optimizer.watch(Penalty())
+    total = optimizer.loss(model(x), y) + 0.1 * penalty(model[0].weight)
+    total.backward()
+    assert optimizer.step() == pytest.approx(float(total.detach()))
+    with pytest.raises(TypeError, match="expected an nn"):
+        optimizer.watch(lambda w: w)
+
+
+def test_a_closure_that_returns_more_than_the_criterion():
+    """What the closure returns counts, and step() returns it, as torch promises."""
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer, twin = optimizer_for(model, lr=0.5), mlp()
+    twin.load_state_dict(model.state_dict())
+    reference = optimizer_for(twin, lr=0.5)
+
+    def closure(optimizer=optimizer, model=model):
+        optimizer.zero_grad()
+        total = optimizer.loss(model(x), y) + 0.1 * model[0].weight.square().sum()
+        total.backward()
+        return total
+
+    returned = optimizer.step(closure)
+    assert returned.requires_grad  # the very tensor
+    reference.step(loss=closure(reference, twin).detach())
+    assert optimizer.last.loss == pytest.approx(float(returned.detach()))
+    assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma))
+
+
+@pytest.mark.parametrize("edit", ["clip", "divide"])
+def test_gradients_changed_before_the_step_are_noticed_once(edit):
+    model, data = mlp(), batches(3)
+    optimizer = optimizer_for(model, lr=0.5)
+
+    def train():
+        for x, y in data:
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            if edit == "clip":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            else:
+                for p in model.parameters():
+                    p.grad.div_(2)
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"changed between backward.*max_grad_norm") as seen:
+        train()
+    assert len(seen) == 1
+
+
+def test_gradients_zeroed_by_hand_take_their_value_along():
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.1)
+    for x, y in batches(5):
+        value = optimizer.loss(model(x), y)
+        value.backward()
+        assert optimizer.step() == pytest.approx(float(value.detach()))
+        for p in model.parameters():
+            p.grad.zero_()
+
+
+def test_micro_batches_of_two_dtypes_add_up():
+    model, ((x, y), (a, b)) = mlp(), batches(2)
+    optimizer = optimizer_for(model, lr=0.5)
+    first, second = optimizer.loss(model(x), y), optimizer.loss(model(a).float(), b)
+    first.backward()
+    second.backward()
+    assert optimizer.step() == pytest.approx(float(first.detach() + second.detach()), rel=1e-6)
+
+
+def test_without_gradients_a_step_does_nothing_and_a_negative_value_is_refused():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, lr=0.5)
+    assert optimizer.step() is None
+    optimizer.loss(model(x), y).backward()
+    with pytest.raises(ValueError, match=r"loss is -1\.0; expected 0 or more"):
+        optimizer.step(loss=-1.0)
+    with pytest.raises(TypeError, match=r"optimizer\.step\(loss=value\)"):
+        optimizer.step(torch.tensor(1.0))
+    optimizer.step(loss=torch.tensor([0.5]))
+    assert optimizer.last.loss.shape == ()
+
+
+def test_reentrant_checkpointing_is_refused_where_it_would_hide_parameters():
+    from torch.utils.checkpoint import checkpoint
+
+    from proxsvm import ProxOptimizer
+    from proxsvm.losses import MultiClassHinge
+    from proxsvm.solvers import MultiStepFW
+
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = ProxOptimizer(MultiClassHinge(), MultiStepFW(), model.parameters())
+    hidden = lambda: optimizer.loss(model[2](checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)), y)  # noqa: E731
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        optimizer.step(hidden)
+
+
+def test_a_value_of_zero_with_a_gradient_is_named_unless_it_is_rounding():
+    w = torch.nn.Parameter(torch.tensor([[18.0, 0.0, 0.0]], dtype=torch.float32))
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), [w], lr=1.0)
+    value = optimizer.loss(w, torch.tensor([0]))
+    value.backward()
+    assert value == 0
+    assert w.grad.any()  # 1.5e-8: the value has rounded to 0
+    optimizer.step()
+    optimizer.zero_grad()
+    (optimizer.loss(w, torch.tensor([0])) + (w**2).sum()).backward()
+    with pytest.warns(UserWarning, match="a term of the loss is missing"):
+        optimizer.step()

@@ -1,0 +1,314 @@
+"""Every trainer gives the weights and the averages of the plain loop, and evaluates and saves the averages.
+
+The code under test is that of examples/.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from examples import plain
+from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm.losses import CrossEntropy
+from proxsvm.solvers import MultiStepFW, SingleStepFW
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # theirs, not ours
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+WAYS = [{}, {"accumulate": 2}, {"bf16": True}]
+each_way = pytest.mark.parametrize("way", WAYS, ids=["plain", "accumulate", "bf16"])
+
+
+def vector(model):
+    """What is in place."""
+    return parameters_to_vector(model.parameters()).detach().clone()
+
+
+def versions(model):
+    """The training weights and the averages."""
+    return vector(model.train()), vector(model.eval())
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def averages(epochs=3, **way):
+    """The averages of the plain loop."""
+    return vector(plain.train(epochs, **way).eval())
+
+
+def assert_same_weights(model, way):
+    weights, expected = versions(plain.train(**way))
+    assert not torch.allclose(weights, expected)
+    assert not torch.allclose(weights, vector(plain.network()))
+    for found, told in zip(versions(model), (weights, expected), strict=True):
+        close(found, told)
+
+
+def saved(state, prefix=""):
+    """A model's saved state, as one vector."""
+    model = plain.network()
+    names = dict(model.named_parameters())
+    return torch.cat([state[prefix + name].flatten() for name in names])
+
+
+@each_way
+def test_lightning_with_automatic_optimization(way):
+    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_lightning
+
+    options = {"accumulate_grad_batches": way.get("accumulate", 1), "precision": "bf16-mixed" if "bf16" in way else 32}
+    assert_same_weights(with_lightning.fit(with_lightning.Automatic(), **options), way)
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=["plain", "accumulate"])
+def test_lightning_with_manual_optimization(way):
+    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_lightning
+
+    assert_same_weights(with_lightning.fit(with_lightning.Manual(**way)), way)
+
+
+def test_lightning_with_a_solver_of_several_steps():
+    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_lightning
+
+    module = with_lightning.ManualSeveralSteps(MultiStepFW(3))
+    assert plain.accuracy(with_lightning.fit(module)) > 0.8
+
+
+@each_way
+def test_accelerate(way):
+    pytest.importorskip("accelerate", reason="pip install 'proxsvm[trainers]'")
+    from accelerate.state import AcceleratorState
+
+    from examples import with_accelerate
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert_same_weights(with_accelerate.train(**way), way)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@each_way
+def test_hugging_face_trainer(way):
+    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    from accelerate.state import AcceleratorState
+
+    from examples import with_huggingface
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert_same_weights(with_huggingface.train(**way), way)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_the_plain_loop_learns():
+    assert plain.accuracy(plain.train()) > 0.9
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
+def test_torchrun(options, tmp_path):
+    """Two processes, of DDP or of FSDP2, end with the weights of the plain loop."""
+    engine = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        *engine,
+        "-m",
+        "examples.with_torchrun",
+        *options,
+        "--save",
+        str(tmp_path / "weights.pt"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        _, errors = run.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
+        raise
+    assert run.returncode == 0, errors
+    close(saved(torch.load(tmp_path / "weights.pt")), averages())
+
+
+def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, capsys):
+    from examples import with_torchrun
+
+    monkeypatch.setattr(sys, "argv", ["with_torchrun", "--save", str(tmp_path / "weights.pt")])
+    with_torchrun.main()
+    assert "1 process(es)" in capsys.readouterr().out
+    close(saved(torch.load(tmp_path / "weights.pt")), averages())
+
+
+# What is evaluated and saved.
+
+
+def test_the_plain_loop_saves_the_averages_and_resumes(tmp_path):
+    plain.train(2, save=str(tmp_path / "last.pt"))
+    close(saved(checkpoint.load(tmp_path / "last.pt")["model"]), averages(2))
+    assert_same_weights(plain.train(resume=str(tmp_path / "last.pt")), {})
+
+
+class Flat:
+    """A LightningModule whose own layers are called one by one: no module's call shows where training begins."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for layer in self.model:
+            x = layer(x)
+        return self.criterion(x, y)
+
+
+@pytest.mark.parametrize("kind", ["whole", "flat", "manual"])
+def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
+    lightning = pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_lightning as example
+
+    class Watching(lightning.Callback):
+        seen: ClassVar[list[torch.Tensor]] = []
+
+        def on_validation_start(self, trainer, pl_module):
+            self.seen.append(vector(pl_module))
+
+    made = {"whole": example.Automatic, "flat": type("F", (Flat, example.Automatic), {}), "manual": example.Manual}[
+        kind
+    ]
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    module = example.fit(made(), callbacks=[Watching(), keep])
+    assert_same_weights(module, {})
+    assert len(Watching.seen) == 4  # Lightning tries the validation first
+    for epochs, found in enumerate(Watching.seen):
+        close(found, averages(epochs))
+    for epoch in range(3):
+        found = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=False)
+        close(saved(found["state_dict"], "model."), averages(epoch + 1))
+    assert_same_weights(example.fit(made(), resume=str(tmp_path / "epoch=0.ckpt")), {})
+
+
+def test_lightning_fits_tests_and_fits_again():
+    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from torch.utils.data import DataLoader
+
+    from examples import with_lightning as example
+
+    module, loader = example.Automatic(), DataLoader(plain.dataset(), plain.BATCH)
+    trainer = example.trainer(1)
+    trainer.fit(module, loader)
+    weights, expected = versions(module)
+    module.train()
+    trainer.validate(module, loader, verbose=False)
+    close(vector(module), expected)
+    example.trainer(0).fit(module, loader)
+    close(vector(module), weights)  # a new optimizer begins where the old one's training weights are
+    example.fit(module, 1)
+    assert not torch.allclose(*versions(module))
+
+
+def test_lightning_without_an_average_is_said():
+    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_lightning as example
+
+    class Without(example.Automatic):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with pytest.raises(ValueError, match="no optimizer keeps an average to follow"):
+        example.fit(Without())
+
+
+@pytest.fixture
+def accelerate():
+    pytest.importorskip("accelerate", reason="pip install 'proxsvm[trainers]'")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_accelerate_saves_the_averages_and_resumes(tmp_path):
+    from safetensors.torch import load_file
+
+    from examples import with_accelerate
+
+    with_accelerate.train(2, save=str(tmp_path))
+    for path in ("model.safetensors", "model/model.safetensors"):
+        close(saved(load_file(tmp_path / path)), averages(2))
+    assert_same_weights(with_accelerate.train(1, resume=str(tmp_path)), {})
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(tmp_path):
+    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    from safetensors.torch import load_file
+
+    from examples import with_huggingface
+
+    trainer = with_huggingface.trainer(str(tmp_path), save_strategy="epoch")
+    trainer.train()
+    for epochs in (1, 2, 3):
+        found = load_file(tmp_path / f"checkpoint-{8 * epochs}" / "model.safetensors")
+        close(saved(found, "network."), averages(epochs))
+    trainer.save_model(str(tmp_path / "last"))
+    close(saved(load_file(tmp_path / "last" / "model.safetensors"), "network."), averages())
+    resumed = with_huggingface.trainer(str(tmp_path), save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert_same_weights(resumed.model.network, {})
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(tmp_path):
+    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    from examples import with_huggingface
+
+    options = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": "loss", "greater_is_better": True}  # the worst: it is not the last
+    trainer = with_huggingface.trainer(str(tmp_path), **options)
+    trainer.train()
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    x, y = plain.dataset().tensors
+    for epochs, found in enumerate(losses, 1):
+        expected = trainer.model.criterion(plain.train(epochs).eval()(x), y)
+        assert found == pytest.approx(expected.item(), abs=1e-5)
+    best = averages(1 + losses.index(max(losses)))
+    assert max(losses) > losses[-1]
+    for found in versions(trainer.model.network):
+        close(found, best)
+    found = torch.from_numpy(trainer.predict(with_huggingface.Dicts()).predictions)
+    close(found, trainer.model.network(x).detach())
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_a_pretrained_model_with_tied_weights_saves_the_averages(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    torch.manual_seed(0)
+    model, criterion = transformers.BertForMaskedLM(config).train(), CrossEntropy()
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.5, average=0.9)
+    follow(model, optimizer)
+    tokens = torch.randint(20, (4, 6))
+    for _ in range(3):
+        optimizer.zero_grad()
+        criterion(model(input_ids=tokens).logits.flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+    model.save_pretrained(tmp_path)
+    weights, expected = versions(model)
+    assert not torch.allclose(weights, expected)
+    again = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(vector(again), expected)
+    assert torch.equal(vector(model.train()), weights)

@@ -1,0 +1,311 @@
+"""BlockFW: exact block steps on the Gram matrix of a network and on the rows of features."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from proxsvm import ProxProblem
+from proxsvm.losses import (
+    Atom,
+    ClosedHull,
+    CrossEntropy,
+    Huber,
+    L1Regression,
+    MultiClassHinge,
+    QuantileRegression,
+    TopKHinge,
+    WestonWatkinsHinge,
+)
+from proxsvm.metrics import Metric
+from proxsvm.metrics.geometry import Geometry
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
+from proxsvm.solvers._block.rows import MANY, shuffled
+from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
+
+# scores in one tensor, as from_features makes them
+FLAT = [case for case in LOSSES if isinstance(case.scores(torch.zeros(1, K)), torch.Tensor)]
+each_flat_loss = pytest.mark.parametrize("loss", FLAT, ids=repr)
+FAST = {  # one for each kind of block step
+    "simplex": (MultiClassHinge(), 3),  # on sparse rows in closed form
+    "simplex of five": (MultiClassHinge(), 5),
+    "box": (L1Regression(0.1), None),
+    "quantile": (QuantileRegression(0.7), None),
+    "atoms": (WestonWatkinsHinge(), 3),
+    "entropy": (CrossEntropy(), 3),
+    "smoothed entropy": (CrossEntropy(label_smoothing=0.1, weight=torch.tensor([1.0, 2.0, 0.5])), 3),
+    "atoms of a smooth loss": (Huber(0.5), None),
+}
+
+
+def linear_problem(case: LossCase, n: int = 12, lr: float = 8.0, layout=lambda x: x, **options) -> ProxProblem:
+    torch.manual_seed(0)
+    x, target = torch.randn(n, 3) * (torch.rand(n, 3) < 0.7), case.target(n)
+    weight = options.pop("weight", torch.zeros(4, 3))
+    return ProxProblem.from_features(case.loss(), layout(x), target, lr=lr, weight=weight, **options)
+
+
+def kinds(name: str, n: int = 30, sparse_rows: bool = False) -> ProxProblem:
+    torch.manual_seed(1)
+    loss, target = FAST[name]
+    x = torch.randn(n, 6) * (torch.rand(n, 6) < 0.6)
+    y = torch.arange(n) % target if target else x.sum(1) + torch.randn(n)
+    return ProxProblem.from_features(loss, x.to_sparse() if sparse_rows else x, y, lr=5.0)
+
+
+@each_loss
+@each_small_model
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_on_a_network_it_reaches_1e_6(loss, model, weight_decay):
+    problem = setting(loss, model).problem(2.0, weight_decay, two=True)
+    point = BlockFW(tol=1e-6).solve(problem)
+    assert problem.relative_gap(point) <= 1e-6 + 1e-12
+    assert point.gap == pytest.approx(float(problem.gap(point)))
+
+
+@each_flat_loss
+@pytest.mark.parametrize("start", [0.0, 0.5], ids=["svm", "weights"])
+def test_on_features_it_equals_the_exact_qp(loss, start):
+    problem = linear_problem(loss, weight=start * torch.randn(4, 3), weight_decay=0.1)
+    point, exact = BlockFW(tol=1e-8).solve(problem), ExactQP().solve(problem)
+    assert problem.relative_gap(point) <= 1e-8 + 1e-12
+    assert problem.dual(point) == pytest.approx(float(problem.dual(exact)), abs=1e-6)
+
+
+@each_flat_loss
+@pytest.mark.parametrize(
+    "layout",
+    [lambda x: sparse.csr_matrix(x.numpy()), lambda x: x.to_sparse(), lambda x: sparse.coo_array(x.numpy())],
+    ids=["scipy-csr", "torch-coo", "scipy-coo"],
+)
+def test_sparse_equals_dense(loss, layout):
+    dense, same = linear_problem(loss), linear_problem(loss, layout=layout)
+    assert same.linearization.features.layout is torch.sparse_csr
+    torch.testing.assert_close(same.linearization.jacobian(), dense.linearization.jacobian())
+    solver = BlockFW(tol=1e-9)
+    a, b = solver.solve(dense), solver.solve(same)
+    assert a.dual == pytest.approx(float(b.dual), rel=1e-9, abs=1e-9)  # each is within tol of the best
+    for solver in (CorrectiveFW(5, tol=0.0), ExactQP()):
+        assert solver.solve(dense).lam == pytest.approx(float(solver.solve(same).lam), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+def test_compiled_equals_interpreted_on_rows(name, sparse_rows):
+    problem = kinds(name, sparse_rows=sparse_rows)
+    compiled, plain = (BlockFW(tol=1e-8, compiled=c).solve(problem) for c in (True, False))
+    assert compiled.dual == pytest.approx(float(plain.dual), rel=2e-8)
+    if not isinstance(problem.origin.loss.hull(problem.origin.scores, problem.origin.target), ClosedHull):
+        return  # at a tie between atoms, rounding decides which one is taken
+    assert compiled.steps == plain.steps
+    torch.testing.assert_close(compiled.atom.s, plain.atom.s, atol=1e-9, rtol=0)
+
+
+def test_many_samples_are_shuffled_in_groups_that_change():
+    rng, order = np.random.default_rng(0), np.arange(0, 4 * MANY + 6, 2)
+    for _ in range(3):
+        order, before = shuffled(order, rng), order
+        assert sorted(order) == sorted(before)
+        together = set(itertools.pairwise(before)) & set(itertools.pairwise(order))
+        assert 0.8 < len(together) / len(order) < 0.9  # 7 of 8 neighbours stay together, and the groups move
+    few = shuffled(order[: MANY - 1], rng)
+    assert len(set(itertools.pairwise(order[: MANY - 1])) & set(itertools.pairwise(few))) < 10
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_many_sparse_samples_sorted_by_class_reach_1e_6(classes):
+    rng = np.random.default_rng(0)
+    y = np.sort(rng.integers(classes, size=1500))
+    x = sparse.hstack([0.3 * np.eye(classes)[y], sparse.random(1500, 60, 0.1, random_state=0)], format="csr")
+    problem = ProxProblem.from_features(MultiClassHinge(), x, torch.as_tensor(y), lr=150.0)
+    point = BlockFW(tol=1e-6, max_passes=100, compiled=True).solve(problem)
+    assert problem.relative_gap(point) <= 1e-6 + 1e-12
+
+
+def test_compiled_equals_interpreted_on_a_network():
+    problem = setting(LOSSES[0], MODELS[1]).problem(5.0)
+    compiled, plain = (BlockFW(tol=1e-9, compiled=c).solve(problem) for c in (True, False))
+    assert compiled.steps == plain.steps
+    torch.testing.assert_close(compiled.atom.s, plain.atom.s, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_trace_tells_a_dual_that_never_decreases_and_a_true_gap(name):
+    seen: list[Trace] = []
+    problem = kinds(name)
+    point = BlockFW(tol=1e-7, callback=seen.append).solve(problem)
+    exact = float(problem.dual(ExactQP().solve(problem)))
+    assert [t.step for t in seen] == list(range(point.steps + 1))  # the start, and every pass
+    for before, after in itertools.pairwise(seen):
+        assert after.dual >= before.dual - 1e-10
+        assert after.seconds >= before.seconds
+    for t in seen:
+        assert t.gap == pytest.approx(t.primal - t.dual)
+        assert t.dual - 1e-7 <= exact <= t.primal + 1e-7
+    assert seen[-1].dual == pytest.approx(float(point.dual), abs=1e-9)
+    assert seen[-1].gap == pytest.approx(float(point.gap), abs=1e-8)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_warm_start_is_where_it_was_left(name):
+    problem = kinds(name)
+    point = BlockFW(tol=1e-7).solve(problem)
+    again = BlockFW(tol=1e-7).solve(problem, start=point.atom)
+    assert again.steps == 1
+    assert again.dual == pytest.approx(float(point.dual), abs=1e-9)
+    assert again.gap == pytest.approx(float(point.gap), abs=1e-9)
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["features", "network"])
+def test_a_start_outside_the_hull_is_refused(rows):
+    x, y = torch.randn(8, 3), torch.randn(8)
+    w = torch.zeros(3, requires_grad=True)
+    points = []
+    for tau in (0.9, 0.1):
+        loss = QuantileRegression(tau)
+        problem = (
+            ProxProblem.from_features(loss, x, y, lr=3.0)
+            if rows
+            else ProxProblem.from_scores(loss, x @ w, y, [w], lr=3.0)
+        )
+        points.append((problem, BlockFW().solve(problem)))
+    (_, old), (problem, point) = points
+    with pytest.raises(ValueError, match="not a dual point of this QuantileRegression"):
+        BlockFW().solve(problem, start=old.atom)
+    with pytest.raises(ValueError, match="same samples"):
+        BlockFW().solve(problem, start=Atom(point.atom.s[:4], point.atom.offset[:4]))
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["features", "network"])
+def test_a_negative_gap_is_never_reported(rows):
+    """Of a loss without a closed hull it shows that the start is not feasible."""
+    x, y = torch.randn(8, 3), torch.arange(8) % 3
+    w = torch.zeros(3, 3, requires_grad=True)
+    loss = WestonWatkinsHinge()
+    problem = (
+        ProxProblem.from_features(loss, x, y, lr=3.0)
+        if rows
+        else ProxProblem.from_scores(loss, x @ w.t(), y, [w], lr=3.0)
+    )
+    atom = BlockFW().solve(problem).atom
+    with pytest.raises(RuntimeError, match=r"below 0.*or the start is not a point"):
+        BlockFW().solve(problem, start=Atom(atom.s, atom.offset + 1.0))
+
+
+def test_features_in_another_metric_are_refused():
+    class Double(Metric):
+        """M = 2 on the first class, 1 on the others."""
+
+        def times(self, cell, x):
+            return [torch.cat([2 * t[:1], t[1:]]) for t in x]
+
+        def solve(self, cell, x):
+            return [torch.cat([t[:1] / 2, t[1:]]) for t in x]
+
+    problem = kinds("simplex")
+    (group,) = problem.groups
+    space = Geometry(problem.params, [group._replace(metric=Double())])
+    other = ProxProblem(space, problem.origin, problem.linearization)
+    with pytest.raises(ValueError, match=r"one η and the Euclidean metric.*Double\(\).*Use CorrectiveFW"):
+        BlockFW().solve(other)
+    point = CorrectiveFW(max_steps=500, tol=1e-6).solve(other)
+    assert other.relative_gap(point) <= 1e-6
+
+
+def test_a_warm_start_on_a_network():
+    problem = setting(LOSSES[0], MODELS[1]).problem(5.0)
+    point = BlockFW(tol=1e-7).solve(problem)
+    assert BlockFW(tol=1e-7).solve(problem, start=point.atom).steps == 1
+
+
+def test_samples_without_weight_or_features_do_no_harm():
+    x, y = torch.randn(8, 3), torch.arange(8) % 3
+    x[0] = 0
+    weight = torch.tensor([1.0, 0.0] * 4)
+    for loss in (MultiClassHinge(), TopKHinge(2)):
+        problem = ProxProblem.from_features(loss, x, y, lr=3.0, sample_weight=weight)
+        point = BlockFW(tol=1e-8).solve(problem)
+        assert problem.relative_gap(point) <= 1e-8
+        kept = weight > 0
+        alone = ProxProblem.from_features(loss, x[kept], y[kept], lr=3.0, weight=torch.zeros(3, 3))
+        assert alone.dual(BlockFW(tol=1e-8).solve(alone)) == pytest.approx(float(point.dual), abs=1e-6)
+
+
+def test_float32_features_stay_float32():
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 5).float(), torch.arange(40) % 3
+    problem = ProxProblem.from_features(MultiClassHinge(), x, y, lr=4.0)
+    point = BlockFW(tol=1e-4).solve(problem)
+    assert point.delta[0].dtype == torch.float32
+    assert problem.relative_gap(point) <= 2e-4
+
+
+def test_a_network_too_large_for_its_gram_matrix_is_refused():
+    problem = setting(LOSSES[0], MODELS[1]).problem()
+    with pytest.raises(ValueError, match="max_entries=100"):
+        BlockFW(max_entries=100).solve(problem)
+
+
+def drawn(n, features, seed, lr):
+    torch.manual_seed(seed)
+    y, weight = torch.randint(3, (n,)), torch.zeros(3, features)
+    return ProxProblem.from_features(MultiClassHinge(), torch.randn(n, features), y, lr=lr, weight=weight)
+
+
+@settings(max_examples=25)
+@given(n=st.integers(1, 15), features=st.integers(1, 5), seed=st.integers(0, 1000), lr=st.floats(1e-2, 1e3))
+def test_drawn_linear_problems_are_certified(n, features, seed, lr):
+    """Hypothesis draws constants of the modules that are loaded, too, so its draws differ from run to run."""
+    problem = drawn(n, features, seed, lr)
+    point = BlockFW(tol=1e-5).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-5 or point.steps == 1000  # the last pass, with its honest gap
+    assert -1e-12 <= float(problem.gap(point)) <= float(problem.primal(point)) - float(point.dual) + 1e-9
+
+
+def test_a_problem_that_takes_more_passes_says_so():
+    """Separable with a small margin and a large η: coordinate steps zigzag. The gap is not reached, and not hidden."""
+    problem = drawn(12, 2, 182, 298.93338976594555)
+    point = BlockFW(tol=1e-5).solve(problem)
+    assert point.steps == 1000
+    assert problem.relative_gap(point) > 1e-3
+    best = CorrectiveFW(max_steps=200, tol=1e-7).solve(problem)
+    assert point.dual <= problem.primal(best)
+    assert best.dual <= problem.primal(point)
+
+
+def test_a_negative_number_of_rounds_is_refused():
+    with pytest.raises(ValueError, match="inner is -1"):
+        BlockFW(inner=-1)
+
+
+@pytest.mark.parametrize(
+    ("features", "target", "options", "message"),
+    [
+        (torch.zeros(3), torch.zeros(3), {}, r"expected \[n, F\]"),
+        (torch.zeros(3, 2), torch.zeros(2), {}, "3 rows, but there are 2 targets"),
+        (torch.zeros(3, 2), torch.zeros(3), {"weight": torch.zeros(5)}, r"expected \[..., 2\]"),
+    ],
+)
+def test_from_features_says_what_is_wrong(features, target, options, message):
+    with pytest.raises(ValueError, match=message):
+        ProxProblem.from_features(L1Regression(), features, target, lr=1.0, **options)
+    with pytest.raises(ValueError, match="not 'none'"):
+        ProxProblem.from_features(L1Regression(reduction="none"), torch.zeros(3, 2), torch.zeros(3), lr=1.0)
+
+
+def test_the_svm_is_one_proximal_problem():
+    """½‖w‖² + C Σ ℓ is the problem's primal times η = N·C."""
+    rng = np.random.default_rng(0)
+    x, y, C = rng.standard_normal((20, 3)), rng.integers(3, size=20), 0.7
+    problem = ProxProblem.from_features(MultiClassHinge(), torch.tensor(x), torch.tensor(y), lr=20 * C)
+    point = BlockFW().solve(problem)
+    w = problem.displacement(point)[0].numpy()
+    scores = x @ w.T
+    hinge = (scores + 1 - np.eye(3)[y]).max(1) - scores[np.arange(20), y]
+    assert (w**2).sum() / 2 + C * hinge.sum() == pytest.approx(20 * C * float(problem.primal(point)))

@@ -1,0 +1,164 @@
+"""The exact QP against scikit-learn's SVMs, against itself, and verify() against all solvers."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_iris, load_wine
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC, LinearSVR
+
+from proxsvm import ProxProblem
+from proxsvm._extras import load
+from proxsvm.losses import ConvexLoss, L1Regression, MultiClassHinge
+from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import verify
+from tests.cases import LOSSES, MODELS, each_loss, setting
+
+
+def svm_problem(loss, X, y, C, outputs):
+    """One proximal problem from w = 0 with η = N·C is the SVM: (1/N)·(½‖w‖²/C + Σ ℓ) = objective / (N·C)."""
+    X = torch.as_tensor(X, dtype=torch.float64)
+    w = torch.zeros(outputs, X.shape[1], requires_grad=True)
+    scores = X @ w.T if outputs > 1 else (X @ w.T).squeeze(1)
+    return ProxProblem.from_scores(loss, scores, torch.as_tensor(y), [w], lr=len(X) * C)
+
+
+@pytest.mark.parametrize("data", [load_iris, load_wine])
+@pytest.mark.parametrize("C", [0.01, 0.1])
+def test_it_reaches_the_objective_of_linear_svc(data, C):
+    X, y = data(return_X_y=True)
+    X, y = StandardScaler().fit_transform(X)[::3], y[::3]
+    problem = svm_problem(MultiClassHinge(), X, y, C, 3)
+    exact = ExactQP().solve(problem)
+    w = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=C, tol=1e-8, max_iter=100_000).fit(X, y).coef_
+    margins = X @ w.T - (X @ w.T)[np.arange(len(y)), y][:, None] + (y[:, None] != np.arange(3))
+    objective = 0.5 * (w**2).sum() + C * margins.max(1).sum()
+    ours = float(problem.primal(exact)) * len(X) * C
+    assert ours == pytest.approx(objective, rel=1e-4)
+    assert problem.gap(exact) <= 1e-6 * problem.primal(exact)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_it_reaches_the_objective_of_linear_svr(epsilon):
+    X, y = load_diabetes(return_X_y=True)
+    X, y = StandardScaler().fit_transform(X)[::6], (y[::6] - y.mean()) / y.std()
+    C = 0.1
+    problem = svm_problem(L1Regression(epsilon), X, y, C, 1)
+    exact = ExactQP().solve(problem)
+    w = LinearSVR(fit_intercept=False, C=C, epsilon=epsilon, tol=1e-8, max_iter=1_000_000).fit(X, y).coef_
+    objective = 0.5 * w @ w + C * np.maximum(np.abs(X @ w - y) - epsilon, 0).sum()
+    assert float(problem.primal(exact)) * len(X) * C == pytest.approx(objective, rel=1e-4)
+
+
+class OracleOnly(ConvexLoss):
+    """A loss that keeps its hull to itself."""
+
+    def __init__(self, inner: ConvexLoss) -> None:
+        super().__init__(reduction=inner.reduction)
+        self.inner = inner
+
+    def prepare(self, scores, target):
+        return self.inner.prepare(scores, target)
+
+    def oracle(self, scores, target):
+        return self.inner.oracle(scores, target)
+
+    def weights(self, scores, target):
+        return self.inner.weights(scores, target)
+
+
+@each_loss
+def test_the_hull_is_that_of_the_oracles_atoms(loss):
+    """From the loss's own hull, and from the atoms that its oracle finds: one value."""
+    values = []
+    for hide in (False, True):
+        case = setting(loss, MODELS[1], n=3)
+        if hide:
+            case.loss = OracleOnly(case.loss)
+        problem = case.problem(1.0, 0.05)
+        values.append(float(problem.dual(ExactQP().solve(problem))))
+    assert values[1] == pytest.approx(values[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_verify_certifies_every_kind_of_network(model):
+    problem = setting(LOSSES[1], model, n=3).problem(1.0, 0.01)
+    report = verify(problem, MultiStepFW(10))
+    assert report.ok
+    assert report.dual <= report.exact + 1e-6 <= report.primal + 2e-6
+    assert report.gap == pytest.approx(report.primal - report.dual, abs=1e-9)
+    assert verify(problem, ExactQP()).optimal
+
+
+def test_the_report_prints_as_a_table():
+    problem = setting(LOSSES[0], MODELS[1]).problem(50.0)
+    report = verify(problem, SingleStepFW())
+    text = str(report)
+    assert text.splitlines()[0] == "SingleStepFW()"
+    for word in ("primal", "exact", "dual", "gap", "‖d − d*‖", "verdict", "feasible"):
+        assert word in text
+    assert not report.optimal
+
+
+def test_verify_sees_a_cheat():
+    class Cheat(DualSolver):
+        """Claims a lam that no atom has."""
+
+        def solve(self, problem):
+            point = SingleStepFW().solve(problem)
+            return type(point)(point.delta, point.lam + 10, point.gamma, 1)
+
+    report = verify(setting(LOSSES[0], MODELS[1]).problem(1.0), Cheat())
+    assert not report.ok
+    assert "VIOLATED" in str(report)
+
+
+def test_rounding_in_float32_does_not_keep_the_oracle_busy():
+    """With every vertex listed the first solution is the answer, though its gap in float32 is not 1e-7 of a tiny P."""
+    case = setting(LOSSES[11], MODELS[0])
+    case.model.float()
+    case.x = case.x.float()
+    problem = case.problem(1000.0)
+    point = ExactQP(max_rounds=3).solve(problem)
+    assert problem.gap(point) <= 1e-5
+
+
+def test_the_displacement_of_the_start_carries_no_graph():
+    problem = setting(LOSSES[0], MODELS[1]).problem(1.0, 0.1)
+    assert not any(d.requires_grad for d in problem.displacement(problem.start()))
+
+
+def test_too_large_is_refused():
+    problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
+    with pytest.raises(ValueError, match="verify on fewer samples"):
+        ExactQP(max_entries=100).solve(problem)
+
+
+def test_an_oracle_that_is_asked_too_often_is_named():
+    case = setting(LOSSES[-1], MODELS[1])
+    with pytest.raises(RuntimeError, match="Give BinaryHinge a hull"):
+        ExactQP(max_rounds=1).solve(case.problem(10.0))
+
+
+def test_another_qp_solver():
+    problem = setting(LOSSES[0], MODELS[0]).problem(1.0)
+    options = {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iter": 100_000}
+    osqp = ExactQP(solver="OSQP", options=options).solve(problem)
+    assert problem.dual(osqp) == pytest.approx(float(problem.dual(ExactQP().solve(problem))), abs=1e-5)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without_cvxpy(name, *args, **kwargs):
+        if name.split(".")[0] == "cvxpy":
+            raise ModuleNotFoundError("No module named 'cvxpy'", name="cvxpy")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr("importlib.import_module", lambda name: without_cvxpy(name))
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'proxsvm\[qp\]'"):
+        load("cvxpy", extra="qp")

@@ -1,0 +1,219 @@
+"""CorrectiveFW and the gap-driven steps: certified, monotone, exact in the limit, and cheaper than plain ones."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import ClosedHull, MultiClassHinge, TopKHinge
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
+from proxsvm.solvers._corrective.curvature import CurvatureModel
+from proxsvm.solvers._corrective.simplex_qp import simplex_qp
+from tests.cases import LOSSES, MODELS, each_loss, each_small_model, setting
+
+VARIANTS = [MultiStepFW, CorrectiveFW]
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def passes(solver, problem: ProxProblem) -> int:
+    """How many vjps and jvps a solve makes."""
+    count = 0
+    line = problem.linearization
+    vjp, jvp = line.vjp, line.jvp
+
+    def counted(f):
+        def call(*args):
+            nonlocal count
+            count += 1
+            return f(*args)
+
+        return call
+
+    line.vjp, line.jvp = counted(vjp), counted(jvp)
+    solver.solve(problem)
+    line.vjp, line.jvp = vjp, jvp
+    return count
+
+
+@each_loss
+@each_small_model
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_corrective_steps_reach_1e_6(loss, model, weight_decay):
+    problem = setting(loss, model).problem(2.0, weight_decay, two=True)
+    point = CorrectiveFW(max_steps=2000, tol=1e-6, memory=100).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-6
+    assert point.gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
+
+
+@each_loss
+@each_variant
+def test_every_step_encloses_the_exact_value_and_the_dual_never_decreases(loss, variant):
+    seen: list[Trace] = []
+    problem = setting(loss, MODELS[1]).problem(5.0, 0.1)
+    exact = float(problem.dual(ExactQP().solve(problem)))
+    variant(max_steps=40, tol=0.0, callback=seen.append).solve(problem)
+    assert seen[0].dual == pytest.approx(float(problem.dual(problem.start())))
+    assert seen[0].primal == pytest.approx(float(problem.primal(problem.start())))
+    for before, after in itertools.pairwise(seen):
+        assert after.dual >= before.dual - 1e-12
+    for t in seen:
+        assert t.dual - 1e-6 <= exact <= t.primal + 1e-6
+
+
+@each_loss
+def test_a_trace_at_each_step_is_the_point_of_that_many_steps(loss):
+    problem = setting(loss, MODELS[1]).problem(5.0)
+    for variant in VARIANTS:
+        seen: list[Trace] = []
+        variant(max_steps=6, tol=0.0, callback=seen.append).solve(problem)
+        for k in range(1, min(5, len(seen))):
+            point = variant(max_steps=k, tol=0.0).solve(problem)
+            assert seen[k].dual == pytest.approx(float(problem.dual(point)), abs=1e-9)
+            assert seen[k].gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
+
+
+def test_corrective_needs_fewer_network_passes_than_plain():
+    torch.manual_seed(0)
+    net, x, y = torch.nn.Linear(20, 5), torch.randn(40, 20), torch.randint(5, (40,))
+    problem = ProxProblem.from_scores(MultiClassHinge(), net(x), y, net.parameters(), lr=10.0)
+    plain, corrective = (passes(v(max_steps=2000, tol=1e-2), problem) for v in VARIANTS)
+    assert corrective < plain / 2
+
+
+@each_variant
+def test_gap_driven_steps_stop_at_the_fraction(variant):
+    problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
+    few, many = (variant(max_steps=200, tol=0.0, fraction=f).solve(problem) for f in (0.5, 0.05))
+    first = float(problem.gap(problem.start()))
+    assert few.steps < many.steps < 200
+    assert problem.gap(few) <= 0.5 * first
+    assert problem.gap(many) <= 0.05 * first
+    assert few.gap == pytest.approx(float(problem.gap(few)))
+
+
+@each_variant
+def test_an_easy_batch_costs_one_gap_driven_step(variant):
+    problem = setting(LOSSES[0], MODELS[1]).problem(1e-3)  # at a tiny η the first step is the whole of the loss
+    assert variant(max_steps=50, tol=0.0, fraction=0.3).solve(problem).steps == 1
+
+
+def test_a_step_costs_one_vjp_and_one_jvp():
+    problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
+    assert passes(MultiStepFW(max_steps=5, tol=0.0), problem) == 5 + 4  # at the start d = 0 needs no jvp
+    for loss, last in ((MultiClassHinge(), 0), (TopKHinge(2), 1)):  # with the oracle alone, the final delta costs a vjp
+        problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
+        problem._origin = replace(problem.origin, loss=loss)
+        hull = loss.hull(problem.origin.scores, problem.origin.target)
+        assert isinstance(hull, ClosedHull) != bool(last)
+        assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4 + last
+
+
+def test_what_is_learnt_of_the_curvature_is_exact_on_the_moves_and_nowhere_above():
+    """B = LᵀL: B d = G d for every move, G − B is positive semi-definite, with memory for all moves and for three."""
+    problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0, two=True)
+    loss, scores, target = problem.origin.loss, problem.origin.scores, problem.origin.target
+    J = problem.linearization.jacobian()
+    root = problem.geometry.root(J)
+    G = root @ root.t()
+    for memory in (30, 3):
+        state = CurvatureModel(problem, loss.hull(scores.detach(), target), memory)
+        before, moves = state.s, []
+        for _ in range(6):
+            v = state.scores()
+            state.step(v, loss.oracle(v, target))
+            moves.append((state.p * (state.s - before)).reshape(-1))
+            before = state.s
+        state.scores()
+        B = state.L[: state.size].t() @ state.L[: state.size]
+        assert state.size == min(memory, 6)
+        assert torch.linalg.eigvalsh(G - B).min() >= -1e-9 * G.diagonal().max()
+        for d in moves if memory == 30 else moves[-1:]:
+            torch.testing.assert_close(B @ d, G @ d, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [1, 3])
+def test_little_memory_takes_longer_but_arrives(memory):
+    problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
+    point = CorrectiveFW(max_steps=2000, tol=1e-4, memory=memory).solve(problem)
+    assert problem.relative_gap(point) <= 1e-4
+
+
+def test_the_first_backward_pass_serves_the_jvp_too():
+    """reuse=True: Jᵀs from the recorded pass, and J d from its graph, equal those made apart."""
+    problem = setting(LOSSES[0], MODELS[2]).problem()
+    line, s = problem.linearization, torch.randn(5, 4)
+    d = [torch.randn_like(p) for p in problem.params]
+    apart, forward = line.vjp(s), line.jvp(d)
+    line._v = None
+    for a, b in zip(apart, line.vjp(s, reuse=True), strict=True):
+        torch.testing.assert_close(a, b)
+        assert not b.requires_grad
+    torch.testing.assert_close(line.jvp(d), forward)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_the_jacobian_in_batches_equals_its_rows(model):
+    line = setting(LOSSES[0], model, n=3).problem().linearization
+    rows = torch.stack([torch.cat([g.reshape(-1) for g in line.vjp(e.reshape(3, 4))]) for e in torch.eye(12)])
+    torch.testing.assert_close(line.jacobian(chunk=5), rows)
+
+
+@pytest.mark.parametrize("solver", [CorrectiveFW(4), MultiStepFW(4, fraction=0.5), BlockFW(tol=1e-3)], ids=repr)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_training_with_each_solver_lowers_the_loss(solver, momentum):
+    case = setting(LOSSES[1], MODELS[1], n=30)
+    optimizer = ProxOptimizer(case.loss, solver, case.model.parameters(), lr=1.0, momentum=momentum, weight_decay=1e-3)
+    first = float(case.value().detach())
+    for _ in range(20):
+        optimizer.step(case.value)
+    assert float(case.value().detach()) < 0.8 * first
+    assert 0 <= optimizer.last.gamma <= 1
+
+
+@settings(max_examples=100)
+@given(size=st.integers(1, 8), rank=st.integers(0, 8), seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e3))
+def test_the_tiny_qp_is_optimal(size, rank, seed, scale):
+    """a is feasible, and no vertex has a larger slope than a itself: the condition of optimality."""
+    rng = np.random.default_rng(seed)
+    A, b = rng.standard_normal((size, rank)) * scale, rng.standard_normal(size)
+    if size > 2:
+        A[1], b[1] = A[0], b[0]  # a point that was seen twice
+    Q = A @ A.T
+    start = rng.dirichlet(np.full(size, 0.3)) if seed % 2 else None
+    a = simplex_qp(Q, b, start)
+    assert (a >= 0).all()
+    assert a.sum() == pytest.approx(1)
+    slope = b - Q @ a
+    assert slope.max() - slope @ a <= 1e-7 * max(1.0, np.abs(Q).max())
+
+
+def test_the_hulls_nearest_atom_is_the_best():
+    """⟨s, v⟩ + c − h/2 ‖s‖² is larger than at any vertex mixed in."""
+    torch.manual_seed(0)
+    for case in LOSSES:
+        loss, v, target = case.loss(), torch.randn(6, 4), case.target(6)
+        v, target = loss.prepare(case.scores(v), target)
+        hull = loss.hull(v, target)
+        if not isinstance(hull, ClosedHull):
+            continue
+        for h in (1e-3, 1.0, 30.0):
+            near = hull.nearest(v, torch.tensor(h))
+
+            def value(atom, v=v, h=h):
+                return atom.b(v) - h / 2 * atom.s.square().sum(1)
+
+            for _ in range(20):
+                other = loss.oracle(3 * torch.randn(6, 4), target)
+                for gamma in (1e-3, 0.3, 1.0):
+                    mixed = type(near)(
+                        near.s + gamma * (other.s - near.s), near.offset + gamma * (other.offset - near.offset)
+                    )
+                    assert (value(mixed) <= value(near) + 1e-9).all()
+            assert (near.b(v) <= loss.oracle(v, target).b(v) + 1e-9).all()

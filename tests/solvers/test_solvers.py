@@ -1,0 +1,158 @@
+"""What holds for every loss, solver and model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxsvm import DualPoint, ProxProblem
+from proxsvm.losses import MultiClassHinge
+from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from tests.cases import LOSSES, MODELS, SMALL_MODELS, each_loss, each_small_model, each_solver, setting
+
+regularised = pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids=["rho=0", "rho"])
+grouped = pytest.mark.parametrize("two", [False, True], ids=["one-group", "two-groups"])
+each_eta = pytest.mark.parametrize("lr", [0.05, 1.0, 20.0])
+
+
+def between(problem: ProxProblem, a: DualPoint, b: DualPoint, gamma: float) -> DualPoint:
+    delta = [(1 - gamma) * x + gamma * y for x, y in zip(a.delta, b.delta, strict=True)]
+    return DualPoint(delta, (1 - gamma) * a.lam + gamma * b.lam, torch.tensor(gamma), 1)
+
+
+def brute_force(problem: ProxProblem, a: DualPoint, b: DualPoint) -> tuple[float | None, float]:
+    """(γ, D) of the largest dual on a segment, by bisection on differences of the definition of D.
+
+    D is quadratic in γ, so that D(γ + 1) − D(γ − 1) is exactly twice its slope. γ is None where the segment
+    is a point.
+    """
+
+    def dual(gamma: float) -> float:
+        return float(problem.dual(between(problem, a, b, gamma)))
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if dual(middle + 1) - dual(middle - 1) > 0 else (low, middle)
+    is_a_point = abs(dual(1.0) - 2 * dual(0.0) + dual(-1.0)) < 1e-9
+    return None if is_a_point else low, max(dual(low), dual(0.0), dual(1.0))
+
+
+@each_loss
+@each_small_model
+@regularised
+@grouped
+@each_eta
+def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
+    problem = setting(loss, model).problem(lr, weight_decay, two)
+    start, first = problem.start(), problem.first()
+    one = problem.move(start, first)
+    assert 0 <= one.gamma <= 1
+    assert brute_force(problem, start, first)[0] is not None
+    vertex, _ = problem.conditional_gradient(one)  # and from a point that is not the start
+    for point, toward in ((start, first), (one, vertex)):
+        gamma, best = brute_force(problem, point, toward)
+        if gamma is not None:
+            assert problem.line_search(point, toward) == pytest.approx(gamma, abs=1e-8)
+        assert problem.dual(problem.move(point, toward)) == pytest.approx(best, abs=1e-8)
+
+
+@each_loss
+@each_small_model
+@each_solver
+@regularised
+@grouped
+def test_bounds_enclose_the_exact_value(loss, model, solver, weight_decay, two):
+    problem = setting(loss, model).problem(2.0, weight_decay, two)
+    exact = ExactQP().solve(problem)
+    best = problem.dual(exact)
+    assert problem.gap(exact) == pytest.approx(0, abs=1e-6 * max(1.0, abs(float(best))))  # certifies itself
+    point = solver.solve(problem)
+    slack = 1e-6 * max(1.0, abs(float(best)))
+    assert problem.dual(problem.start()) - slack <= problem.dual(point) <= best + slack
+    assert best <= problem.primal(point) + slack
+    assert 0 <= point.gamma <= 1
+    assert problem.gap(point) == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
+    assert point.dual == pytest.approx(float(problem.dual(point)), abs=1e-9)  # tracked along the way
+    assert -1e-9 <= problem.relative_gap(point) <= 1 + 1e-9
+
+
+@each_loss
+@each_small_model
+@regularised
+def test_the_dual_never_decreases_and_the_gap_is_certified(loss, model, weight_decay):
+    problem = setting(loss, model).problem(5.0, weight_decay)
+    point = problem.start()
+    for _ in range(15):
+        vertex, gap = problem.conditional_gradient(point)
+        assert gap == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
+        after = problem.move(point, vertex)
+        assert problem.dual(after) >= problem.dual(point) - 1e-12
+        point = after
+
+
+@each_loss
+@each_small_model
+@regularised
+def test_many_steps_close_the_gap(loss, model, weight_decay):
+    problem = setting(loss, model).problem(0.1, weight_decay)
+    point = MultiStepFW(max_steps=4000, tol=1e-3).solve(problem)
+    assert problem.relative_gap(point) <= 1e-3
+    assert point.gap == pytest.approx(float(problem.gap(point)))
+
+
+@each_loss
+@each_small_model
+def test_one_step_of_many_is_the_single_step(loss, model):
+    case = setting(loss, model)
+    case.loss.smooth = False
+    problem = case.problem(1.5)
+    one, single = MultiStepFW(max_steps=1, tol=0.0).solve(problem), SingleStepFW().solve(problem)
+    assert one.gamma == pytest.approx(float(single.gamma), rel=1e-14)
+    assert one.lam == pytest.approx(float(single.lam), rel=1e-14)  # ⟨s, u⟩ + c, or the value that an oracle computes
+    for a, b in zip(one.delta, single.delta, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@given(seed=st.integers(0, 10_000), lr=st.floats(1e-3, 1e3), decay=st.sampled_from([0.0, 0.01, 1.0]))
+def test_for_one_sample_and_two_classes_one_step_is_the_qp(seed, lr, decay):
+    torch.manual_seed(seed)
+    w = torch.randn(2, 3, requires_grad=True)
+    problem = ProxProblem.from_scores(
+        MultiClassHinge(), torch.randn(1, 3) @ w.T, torch.randint(2, (1,)), [w], lr=lr, weight_decay=decay
+    )
+    step = MultiStepFW(max_steps=1, tol=0.0).solve(problem)  # the oracle at u − ηJr: with ρ ≠ 0 the exact direction
+    assert problem.gap(step) <= 1e-9 * max(1.0, float(problem.primal(step)))
+
+
+@given(data=st.data(), n=st.integers(1, 6), seed=st.integers(0, 10_000), lr=st.floats(1e-2, 1e2))
+def test_bounds_hold_for_drawn_shapes(data, n, seed, lr):
+    loss, model = data.draw(st.sampled_from(LOSSES)), data.draw(st.sampled_from(SMALL_MODELS[:2]))
+    problem = setting(loss, model, n, seed).problem(lr, data.draw(st.sampled_from([0.0, 0.1])))
+    start = problem.start()
+    for solver in (SingleStepFW(), MultiStepFW(7)):
+        point = solver.solve(problem)
+        scale = 1e-9 * (1 + abs(float(problem.primal(point))) + abs(float(problem.dual(start))))
+        assert problem.dual(start) - scale <= problem.dual(point) <= problem.primal(point) + scale
+
+
+def test_multi_step_stops_when_the_gap_is_small():
+    problem = setting(LOSSES[0], MODELS[1]).problem(1e-3)
+    point = MultiStepFW(max_steps=50, tol=1e-1).solve(problem)
+    assert point.steps < 50
+    assert point.gap is not None
+    assert problem.relative(point.gap, point) <= 1e-1
+
+
+def test_a_step_that_cannot_help_has_gamma_zero():
+    problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
+    best = ExactQP().solve(problem)
+    assert problem.line_search(best, problem.start()) == 0
+
+
+@pytest.mark.parametrize(("options", "message"), [({"max_steps": 0}, "max_steps is 0"), ({"tol": -1.0}, "tol is -1")])
+def test_multi_step_refuses_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiStepFW(**options)

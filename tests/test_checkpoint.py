@@ -1,0 +1,209 @@
+"""Checkpoints: damage is refused, what could not be loaded is not saved, links and modes are the user's."""
+
+from __future__ import annotations
+
+import os
+import random
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from proxsvm import checkpoint
+
+PAGE = 512
+
+
+def flip(rng: random.Random, data: bytearray) -> None:
+    for _ in range(rng.choice((1, 1, 1, 2, 8))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def overwrite(rng: random.Random, data: bytearray) -> None:
+    at = rng.randrange(len(data))
+    data[at : at + rng.randint(1, 64)] = rng.randbytes(min(64, len(data) - at))
+
+
+def zero(rng: random.Random, data: bytearray) -> None:
+    size = rng.choice((16, 64, PAGE))
+    at = rng.randrange(0, len(data), size)
+    data[at : at + size] = bytes(len(data[at : at + size]))
+
+
+def truncate(rng: random.Random, data: bytearray) -> None:
+    del data[rng.choice((rng.randrange(len(data)), -rng.randint(1, 100))) :]
+
+
+def swap(rng: random.Random, data: bytearray) -> None:
+    size = rng.choice((8, 64, PAGE))
+    a, b = (rng.randrange(0, len(data) - size + 1, size) for _ in range(2))
+    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+
+
+def drop(rng: random.Random, data: bytearray) -> None:
+    at = rng.randrange(len(data))
+    del data[at : at + rng.randint(1, 100)]
+
+
+def repeat(rng: random.Random, data: bytearray) -> None:
+    at = rng.randrange(len(data))
+    data[at:at] = data[at : at + rng.randint(1, 100)]
+
+
+DAMAGES = (flip, overwrite, zero, truncate, swap, drop, repeat)
+
+
+def same(a: dict, b: dict) -> bool:
+    return list(a) == list(b) and all(
+        torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+    )
+
+
+def test_of_ten_thousand_damages_none_loads_wrong_and_all_raise_value_errors(tmp_path):
+    path = tmp_path / "last.pt"
+    saved = {"first": torch.randn(60), "second": torch.randn(5, 4).half(), "epoch": 3, "name": "wrn", "lr": 0.1}
+    checkpoint.save(path, **saved)
+    whole, rng, refused = path.read_bytes(), random.Random(0), 0
+    for k in range(10_000):
+        data = bytearray(whole)
+        DAMAGES[k % len(DAMAGES)](rng, data)
+        path.write_bytes(data)
+        try:
+            loaded = checkpoint.load(path)
+        except ValueError:
+            refused += 1
+        else:  # a swap of equal blocks, say
+            assert same(loaded, saved), (k, DAMAGES[k % len(DAMAGES)].__name__)
+    assert refused > 9_000
+
+
+def test_a_zeroed_page_of_a_model_is_refused_and_changes_nothing(tmp_path):
+    path, model = tmp_path / "last.pt", nn.Linear(100, 100)
+    checkpoint.save(path, model=model)
+    data = bytearray(path.read_bytes())
+    data[8192 : 8192 + 4096] = bytes(4096)
+    path.write_bytes(data)
+    before = model.weight.clone()
+    with pytest.raises(ValueError, match=r"last\.pt is not a checkpoint, or is damaged: .*its checksum differs"):
+        checkpoint.load(path, model=model)
+    assert torch.equal(before, model.weight)
+
+
+def test_a_file_of_an_older_version_loads_and_its_damage_is_refused(tmp_path):
+    path = tmp_path / "last.pt"
+    torch.save({"w": torch.ones(5000)}, path)
+    assert checkpoint.load(path)["w"].sum() == 5000
+    data = bytearray(path.read_bytes())
+    data[8192 : 8192 + 4096] = bytes(4096)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="its checksum differs"):
+        checkpoint.load(path)
+
+
+def test_others_can_read_the_file(tmp_path):
+    checkpoint.save(tmp_path / "last.pt", w=torch.ones(3), epoch=1)
+    assert torch.load(tmp_path / "last.pt")["epoch"] == 1
+    with zipfile.ZipFile(tmp_path / "last.pt") as archive:
+        assert archive.testzip() is None
+        assert archive.comment.startswith(b"proxsvm sha256 ")
+
+
+@dataclass
+class Progress:
+    epoch: int
+
+
+REFUSED = {
+    "best": (np.float64(0.5), r"cannot save best: it is a numpy\.float64.*float\(x\) for a NumPy scalar"),
+    "file": (Path("a"), r"cannot save file: it is a pathlib\.\w+"),
+    "progress": (Progress(3), r"cannot save progress: it is a tests\.test_checkpoint\.Progress"),
+    "log": ([1, {"at": Path("a")}], r"cannot save log\[1\]\['at'\]"),
+    "by": ({np.int64(3): 1}, r"cannot save a key of by"),
+    "rows": (np.zeros(2), r"cannot save rows: it is a numpy\.ndarray"),
+    "function": (lambda: 2, r"cannot save function: it is a builtins\.function"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_not_be_loaded_is_not_saved(name, tmp_path):
+    value, message = REFUSED[name]
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, epoch=1)
+    with pytest.raises(TypeError, match=message):
+        checkpoint.save(path, epoch=2, **{name: value})
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+    assert checkpoint.load(path) == {"epoch": 1}
+
+
+def test_whatever_is_saved_loads(tmp_path):
+    saved = {
+        "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "nested": OrderedDict(a=[(1, 2.5, None, True), {"x": "y"}]),
+        "bytes": b"\x00\xff",
+        "set": {1, 2},
+        "large": 10**40,
+    }
+    checkpoint.save(tmp_path / "last.pt", **saved)
+    assert checkpoint.load(tmp_path / "last.pt") == saved
+
+
+def test_a_part_that_is_no_state_or_has_no_tensor_is_refused(tmp_path):
+    model = nn.Linear(2, 1)
+    for state in (3, {"weight": 1.0, "bias": torch.zeros(1)}):
+        checkpoint.save(tmp_path / "last.pt", model=state)
+        with pytest.raises(ValueError, match="the checkpoint's 'model' is"):
+            checkpoint.load(tmp_path / "last.pt", model=model)
+
+
+def test_any_part_may_check_its_state(tmp_path):
+    class Counter:
+        count = 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def check_state_dict(self, state):
+            if state["count"] < 0:
+                raise ValueError("a negative count")
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    counter, model = Counter(), nn.Linear(1, 1)
+    checkpoint.save(tmp_path / "last.pt", model=model, counter={"count": -1})
+    before = model.weight.clone()
+    model.weight.data += 1
+    with pytest.raises(ValueError, match="a negative count"):
+        checkpoint.load(tmp_path / "last.pt", model=model, counter=counter)
+    assert counter.count == 1
+    assert torch.equal(model.weight, before + 1)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_mode_is_the_umasks(umask, mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        checkpoint.save(tmp_path / "last.pt", epoch=1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "last.pt").stat().st_mode & 0o777 == mode
+
+
+def test_a_link_goes_on_pointing(tmp_path):
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    runs.mkdir()
+    elsewhere.mkdir()
+    link = runs / "last.pt"
+    link.symlink_to("../elsewhere/real.pt")  # which does not exist yet
+    for epoch in (1, 2):
+        checkpoint.save(link, epoch=epoch)
+        assert link.is_symlink()
+        assert checkpoint.load(elsewhere / "real.pt") == checkpoint.load(link) == {"epoch": epoch}
+    assert [file.name for file in elsewhere.iterdir()] == ["real.pt"]
+    assert [file.name for file in runs.iterdir()] == ["last.pt"]
