@@ -35,24 +35,35 @@ class Rows(NamedTuple):
     counted: int
 
 
-def in_memory(scores: Tensor, target: Tensor) -> bool:
-    """Whether the loop can read the memory: contiguous floats ``[n, K]`` and classes ``[n]`` on the CPU, untraced."""
+def is_rows(scores: Tensor, target: Tensor) -> bool:
+    """Whether these are floats ``[n, K]`` and classes ``[n]`` on one device, untraced."""
     return (
         not traced()
         and type(scores) in PLAIN
         and type(target) is Tensor
         and scores.dtype in (torch.float32, torch.float64)
         and target.dtype == torch.int64
-        and scores.is_cpu
-        and target.is_cpu
+        and scores.device == target.device
         and scores.layout == target.layout == torch.strided
         and scores.dim() == 2
         and scores.shape[:1] == target.shape
         and scores.numel() > 0
+    )
+
+
+def readable_rows(scores: Tensor, target: Tensor) -> bool:
+    """Whether the memory of :func:`is_rows` holds them row by row, as a kernel reads it."""
+    return (
+        is_rows(scores, target)
         and scores.is_contiguous()
         and target.is_contiguous()
         and not scores.is_neg()  # the memory of such a view holds the numbers with the other sign
     )
+
+
+def in_memory(scores: Tensor, target: Tensor) -> bool:
+    """Whether numba's loop can take the input."""
+    return scores.is_cpu and readable_rows(scores, target)
 
 
 @functools.cache

@@ -14,27 +14,15 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels import step_triton
-from proxsvm._kernels.class_rows import HINGE, KINDS, Kind
+from proxsvm._kernels.class_rows import HINGE, KINDS, Kind, readable_rows
 from proxsvm._kernels.step_compiled import watched
-from proxsvm._kernels.tensors import PLAIN, traced
 
 
 def on_gpu(scores: Tensor, target: Tensor) -> bool:
-    """Whether the kernels can take the input: contiguous floats ``[n, K]`` and classes ``[n]`` on a GPU, untraced."""
+    """Whether the kernels can take the input."""
     return (
-        type(scores) in PLAIN
-        and type(target) is Tensor
-        and scores.device.type in step_triton.DEVICES
-        and scores.device == target.device
-        and scores.dtype in (torch.float32, torch.float64)
-        and target.dtype == torch.int64
-        and scores.dim() == 2
-        and scores.shape[:1] == target.shape
-        and scores.numel() > 0
-        and scores.is_contiguous()
-        and target.is_contiguous()
-        and not scores.is_neg()
-        and not traced()
+        scores.device.type in step_triton.DEVICES
+        and readable_rows(scores, target)
         and not watched()
         and step_triton.available(scores.dtype)
     )

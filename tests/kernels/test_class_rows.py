@@ -239,7 +239,6 @@ def test_what_the_loops_leave_to_others():
         (u, y[:3]),
         (u[None], y),
         (u[:0], y[:0]),
-        (u.to("meta"), y.to("meta")),
         (u, y + 20),
         (u, y - 20),
         ([1.0], y),
