@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._extras import load
+from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.tensors import PLAIN, traced
 
 GRAIN = 1 << 16  # scores of a block: enough to be worth a thread
@@ -70,8 +70,7 @@ def in_memory(scores: Tensor, target: Tensor) -> bool:
 def loops(dtype: torch.dtype) -> Any:
     """The compiled loops, or None where numba is missing or unusable: torch's operations give the same numbers."""
     try:
-        if load("numba", extra="fast").config.DISABLE_JIT:
-            return None
+        load_numba()
         from proxsvm._kernels.class_entries import compiled
 
         return compiled(dtype)
@@ -96,6 +95,8 @@ def run(
     if n * K < 2 * GRAIN:
         total, share, counted, status = single(*addresses, n, K, ignore, KINDS.index(kind), mean)
         return Rows(total, share, counted) if status == FINE else None
+    from proxsvm._kernels import native
+
     size = max(1, GRAIN // K)
     blocks = -(-n // size)
     sums = (ctypes.c_double * blocks)()
@@ -105,16 +106,6 @@ def run(
     count.ctypes(at)
     if job[STATUS] != FINE:
         return None
-    _in_team(rows, at, min(blocks, torch.get_num_threads()))
+    native.run(rows, at, min(blocks, torch.get_num_threads()))
     share = ctypes.c_double.from_address(at + 8 * SHARE).value
     return Rows(share * sum(sums), share, job[COUNTED]) if job[STATUS] == FINE else None
-
-
-def _in_team(loop: Any, job: int, threads: int) -> None:
-    from proxsvm._kernels.step_loops import team
-
-    found = team() if threads > 1 else None
-    if found is None:
-        loop.ctypes(job)
-    else:
-        found.run(loop.address, job, threads, 0)

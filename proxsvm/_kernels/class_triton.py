@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxsvm._kernels import step_triton
 from proxsvm._kernels.class_rows import HINGE, KINDS, Kind, readable_rows
-from proxsvm._kernels.step_compiled import watched
+from proxsvm._kernels.tensors import watched
 
 
 def on_gpu(scores: Tensor, target: Tensor) -> bool:

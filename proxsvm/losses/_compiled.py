@@ -29,7 +29,7 @@ def compiled_value(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | 
     >>> compiled_value(MultiClassHinge(), torch.zeros(1, 2), torch.tensor([2]))       # there is no class 2
     """
     kind = loss.row_kernel()
-    if kind is None or type(scores) not in PLAIN or torch.compiler.is_compiling():
+    if kind is None or torch.compiler.is_compiling() or type(scores) not in PLAIN:
         return None
     scores = widened(scores)
     if in_memory(scores, target):
