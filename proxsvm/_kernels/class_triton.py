@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxsvm._kernels import step_triton
 from proxsvm._kernels.class_rows import HINGE, KINDS, Kind, readable_rows
-from proxsvm._kernels.tensors import watched
+from proxsvm._kernels.tensors import assert_async, watched
 
 
 def on_gpu(scores: Tensor, target: Tensor) -> bool:
@@ -72,7 +72,7 @@ class _Rows(torch.autograd.Function):
                 *(u, y, weight, partial, ticket, value, out, chosen, tops, masses, K, ignore),
                 *(dtype, kind, mean, block, kernels.BLOCK),
             )
-        torch._assert_async(out.select(0, 1), f"a class index is outside [0, {K}), the K of the scores")  # type: ignore[no-untyped-call, unused-ignore]
+        assert_async(out.select(0, 1), f"a class index is outside [0, {K}), the K of the scores")
         ctx.save_for_backward(u, y, weight, out, chosen, tops, masses)
         ctx.options, ctx.formula = (K, ignore, dtype, kind, block), formula
         return value

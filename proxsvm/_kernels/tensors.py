@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -115,9 +114,9 @@ def watched() -> bool:
     """Whether a mode, a tracer or a transform of torch has to see every operation: it would not see the loops."""
     try:
         traced = torch._C._get_tracing_state() is not None or torch._C._functorch.maybe_current_level() is not None
-    except AttributeError:  # private functions of torch: without them, take no risk
+    except AttributeError:
         return True
-    return traced or is_in_torch_dispatch_mode()
+    return traced or _modes() > 0
 
 
 def readable(x: Tensor) -> bool:
@@ -146,6 +145,15 @@ _C_TYPES: dict[torch.dtype, Any] = {
 
 
 # Private functions of torch; where one is missing, the answer is the one that takes the general path.
+
+
+def assert_async(holds: Tensor, message: str) -> None:
+    """Raise RuntimeError unless a 0-dim tensor holds; on an accelerator the device asserts, without synchronising."""
+    check = getattr(torch, "_assert_async", None)
+    if check is not None:
+        check(holds, message)
+    elif holds.is_cpu and not bool(holds):
+        raise RuntimeError(message)
 
 
 def _transforms_active() -> bool:

@@ -80,9 +80,9 @@ def test_temporary_memory_is_that_of_the_flat_buffers_and_the_same_at_every_step
     [
         (None, {}, 12),
         (None, {"weight_decay": 0.01}, 17),
-        (None, ALL, 24),
-        (Diagonal(), {}, 20),
-        (Diagonal(), ALL, 29),
+        (None, ALL, 23),
+        (Diagonal(), {}, 19),
+        (Diagonal(), ALL, 28),
     ],
     ids=str,
 )
