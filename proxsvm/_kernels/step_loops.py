@@ -7,8 +7,8 @@ its share: how many chunks of it are taken, the first, and the one after the las
 averages and starts.
 
 A thread works on its own share, the same in both loops: its core has read the same memory before. (To write to what
-another core has just read takes twice as long.) Then it helps the others, so that a late thread delays nobody. The sums
-are kept for each chunk: their order, and so every bit, is the same however many threads there are.
+another core has just read takes twice as long.) Then it helps the others, so that a late thread does not hold them up.
+The sums are kept for each chunk: their order, and so every bit, is the same however many threads there are.
 
 This module imports numba (the extra ``fast``): import it when a step needs it.
 """

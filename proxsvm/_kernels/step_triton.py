@@ -26,7 +26,7 @@ CHUNK = 1 << 15  # elements of a program
 DEVICES = frozenset({"cuda"})  # the tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TABLES = 16  # kept at most, of other addresses
-CAPTURED: list[object] = []  # what CUDA graphs read when they are replayed: nobody says when that was the last time
+CAPTURED: list[object] = []  # what CUDA graphs read at every replay, the last of which is unknown
 KEY = 0x5555555555555555  # makes 64 bits of every constant: Triton would make an int32 of a small one
 TAKES = "the kernels take dense parameters of 16, 32 or 64 bits in the memory of a GPU"
 

@@ -337,7 +337,7 @@ def require(ok: Tensor, message: str) -> None:
     Traceback (most recent call last):
     ValueError: every entry must hold
     """
-    if in_transform():  # whose tensors have no values to look at
+    if in_transform():  # whose tensors have no values to read
         return
     if torch.compiler.is_compiling():
         assert_async(ok.all(), message)

@@ -15,8 +15,8 @@ class LossScale(NamedTuple):
     """The factors that the recorded value and the gradients still carry (None is 1), and whether one is infinite.
 
     fp16 training multiplies the loss by S before ``backward()``, so the record is S · value. ``scaler.step()`` leaves
-    S · g to an optimizer that declares ``_step_supports_amp_scaling``; after an explicit ``scaler.unscale_()``, as
-    everyone calls it who clips, the gradients are g but the record is still S · value.
+    S · g to an optimizer that declares ``_step_supports_amp_scaling``; after an explicit ``scaler.unscale_()``,
+    as for clipping, the gradients are g but the record is still S · value.
     """
 
     of_value: Tensor | None

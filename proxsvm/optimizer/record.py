@@ -54,7 +54,7 @@ class Record:
         self._values, self._floors = (_Sum(at, like, weakref.WeakMethod(self._begin)) for at in (1.0, 0.0))
 
     def watch(self, module: nn.Module) -> None:
-        """Record the values of ``module`` from now on. It holds the record weakly; a copy of it watches for nobody."""
+        """Record the values of ``module`` from now on. It holds the record weakly; a copy of it is not watched."""
         handle = module.register_forward_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
 
@@ -84,7 +84,7 @@ class Record:
         return tuple((id(g), -1 if g is None else g._version) for g in grads)
 
     def missing(self, returned: object, before: Tensor | None) -> Tensor | None:
-        """What a closure has returned beyond what was recorded since ``before``: terms that nobody declared."""
+        """What a closure has returned beyond what was recorded since ``before``: terms that were not declared."""
         now = self.value
         if now is None or not isinstance(returned, Tensor | float | int):
             return None
@@ -256,14 +256,14 @@ def _grads(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _left(grads: Sequence[Tensor]) -> bool | None:
-    """Whether a gradient is not zero; None on an accelerator, which nobody waits for."""
+    """Whether a gradient is not zero; None on an accelerator, where to know would synchronise."""
     return any(bool(g.any()) for g in grads) if all(map(on_host, grads)) else None
 
 
 def _backward_pass() -> tuple[int, Callable[[Callable[[], None]], None] | None]:
     """torch's number of the backward pass that is running, and what queues a function for its end.
 
-    Both are private parts of torch. Without them nobody sees that a gradient was edited, or cleared by others.
+    Both are private parts of torch. Without them, gradients that others edit or clear go unnoticed.
     """
     try:
         return torch._C._current_graph_task_id(), torch.autograd.Variable._execution_engine.queue_callback
