@@ -41,8 +41,8 @@ bench: setup  ## every benchmark into out/bench (about an hour); some: make benc
 bench-quick: setup  ## a small variant of what a step costs, under two minutes
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion criterion_growth training_step against_exact_qp --quick
 
-bench-compare: setup  ## two folders of results: make bench-compare A=before B=after
-	$(BIN)/python -m benchmarks.compare $(A) $(B)
+bench-compare: setup  ## this tree and another commit, in turn: make bench-compare AGAINST=HEAD~1 BENCH="step criterion"
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.compare $(BENCH) --against $(or $(AGAINST),HEAD~1)
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .

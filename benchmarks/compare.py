@@ -1,13 +1,21 @@
-"""Compare two runs of the benchmarks: ``python -m benchmarks.compare BEFORE AFTER``, two folders of results."""
+"""Compare this tree with another commit, both benchmarked in turn, or two folders of results.
+
+``python -m benchmarks.compare --against HEAD~1 step criterion``, or ``--folders BEFORE AFTER``
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import table
+
+QUICK = ("step", "criterion", "criterion_growth", "training_step", "against_exact_qp", "against_liblinear")
 
 
 def named(row: dict[str, Any]) -> str:
@@ -15,36 +23,63 @@ def named(row: dict[str, Any]) -> str:
     return ", ".join(str(value) for value in row.values() if not isinstance(value, float) and " to " not in str(value))
 
 
+def measured(folder: Path) -> dict[tuple[str, str, str], float]:
+    """The median over all runs in a folder of every number: (benchmark, row, column) -> median."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for file in sorted(folder.rglob("*.json")):
+        for row in json.loads(file.read_text())["rows"]:
+            for key, value in row.items():
+                if isinstance(value, float):
+                    found.setdefault((file.stem, named(row), key), []).append(value)
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
 def compare(before: Path, after: Path) -> list[dict[str, Any]]:
     """A row for each number that stands in both folders, with after / before."""
-    rows = []
-    for file in sorted(before.glob("*.json")):
-        if not (after / file.name).exists():
-            continue
-        old, new = (
-            {named(row): row for row in json.loads((folder / file.name).read_text())["rows"]}
-            for folder in (before, after)
-        )
-        for name in old.keys() & new.keys():
-            for key, value in old[name].items():
-                other = new[name].get(key)
-                if isinstance(value, float) and isinstance(other, float) and value:
-                    ratio = other / value
-                    rows.append(
-                        {"bench": file.stem, "of": name, "what": key, "before": value, "after": other, "ratio": ratio}
-                    )
-    return sorted(rows, key=lambda row: (row["bench"], row["of"]))
+    old, new = measured(before), measured(after)
+    return [
+        {
+            **dict(zip(("bench", "of", "what"), key, strict=True)),
+            "before": old[key],
+            "after": new[key],
+            "ratio": new[key] / old[key],
+        }
+        for key in sorted(old.keys() & new.keys())
+        if old[key]
+    ]
+
+
+def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: list[str]) -> None:
+    """Benchmark ``commit``, in a worktree of its own, and this tree in turn, so that a noisy machine disturbs both."""
+    out = out.resolve()
+    trees = {"before": out / "tree", "after": Path.cwd()}
+    subprocess.run(["git", "worktree", "add", "--detach", "--force", trees["before"], commit], check=True)
+    try:
+        for round in range(rounds):
+            for label, tree in trees.items():
+                command = [sys.executable, "-m", "benchmarks", *names, "--out", out / label / str(round), *options]
+                subprocess.run(command, cwd=tree, check=True)
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", trees["before"]], check=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
+    parser.add_argument("names", nargs="*", help=f"benchmarks; {', '.join(QUICK)} if none is given")
+    parser.add_argument("--against", default="HEAD~1", metavar="COMMIT")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="a smaller variant of each benchmark")
+    parser.add_argument("--out", type=Path, default=Path("out/compare"))
+    parser.add_argument("--folders", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="results that are there")
     args = parser.parse_args()
-    for folder in (args.before, args.after):
-        if not list(folder.glob("*.json")):
+    if args.folders is None:
+        options = ["--quick"] if args.quick else []
+        run_in_turn(args.against, args.names or list(QUICK), args.rounds, args.out, options)
+        args.folders = args.out / "before", args.out / "after"
+    for folder in args.folders:
+        if not list(folder.rglob("*.json")):
             parser.error(f"{folder} has no results: run `make bench` there first (python -m benchmarks --out {folder})")
-    print(table(compare(args.before, args.after)))
+    print(table(compare(*args.folders)))
 
 
 if __name__ == "__main__":

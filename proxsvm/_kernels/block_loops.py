@@ -18,7 +18,7 @@ import numpy as np
 from proxsvm._kernels.row_arrays import add, dot, row_scores, row_update, squared_norms, three_scores, three_update
 from proxsvm._kernels.tensors import Array
 
-__all__ = ["atom_sweep", "box_sweep", "gram_sweep", "simplex_look", "simplex_sweep", "squared_norms", "three_sweep"]
+__all__ = ["atom_sweep", "box_sweep", "gram_sweep", "simplex_gains", "simplex_sweep", "squared_norms", "three_sweep"]
 
 # The simplex. Its s is stored, not α = s + e_y: where h is large, s is small, and near 1 an α would lose its digits.
 
@@ -68,7 +68,7 @@ def project(z: Array, size: int, own: int) -> None:
         z[own] = max(mine - theta, -1.0)
 
 
-def simplex_look(
+def simplex_gains(
     v: Array, target: Array, cost: Array, s: Array, live: Array, lives: Array, gain: Array, worth: Array
 ) -> None:
     """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its classes
@@ -111,7 +111,7 @@ def simplex_sweep(
     starts: Array,
 ) -> Any:
     """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on each sample's live classes. A class that is left
-    at its floor is live no more, until the next look."""
+    at its floor is live no more, until the next evaluation."""
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
     front, total = 0, 0.0

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxsvm._kernels.class_loops import count, numba, run, single, types
+from proxsvm._kernels.class_loops import count, run, single
+from proxsvm._kernels.native import cached, numba, types
 
 
 def _run_float32(address: int) -> None:
@@ -50,13 +51,6 @@ ENTRIES = {
 
 @functools.cache
 def compiled(dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """``count``, ``run`` and ``single``: from numba's files of earlier processes, or compiled."""
-
-    def compile(way: Any, source: Any) -> Any:
-        try:
-            return way(cache=True)(source)
-        except Exception:  # no folder to write to, a full disk, a damaged file: it goes without
-            return way()(source)
-
-    by_address, in_threads, in_python = (compile(*entry) for entry in ENTRIES[dtype])
+    """``count``, ``run`` and ``single``."""
+    by_address, in_threads, in_python = (cached(*entry) for entry in ENTRIES[dtype])
     return by_address, in_threads, in_python

@@ -20,18 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from proxsvm._extras import load
 from proxsvm._kernels import class_rows as field
-from proxsvm._kernels.step_loops import at, take
+from proxsvm._kernels.native import at, carray, exact, extending, jit, take, types
 from proxsvm._kernels.tensors import Array
 
-numba: Any = load("numba", extra="fast")
-extending: Any = load("numba.extending", extra="fast")
-carray, types = numba.carray, numba.types
-
 CHUNK = 1 << 12  # scores of which all exponentials are computed first: what was just written is slow to read
-exact = numba.njit(fastmath={"contract"}, error_model="numpy")
-jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")  # NaN stays NaN
 
 # A search among floats is compiled to vector instructions only as one among integers. The integers of their bits are in
 # the same order once the digits of the negative ones are flipped; a NaN is made the highest.

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._extras import load
+from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.tensors import PLAIN, traced
 
 GRAIN = 1 << 16  # scores of a block: enough to be worth a thread
@@ -35,32 +35,42 @@ class Rows(NamedTuple):
     counted: int
 
 
-def in_memory(scores: Tensor, target: Tensor) -> bool:
-    """Whether the loop can read the memory: contiguous floats ``[n, K]`` and classes ``[n]`` on the CPU, untraced."""
+def is_rows(scores: Tensor, target: Tensor) -> bool:
+    """Whether these are floats ``[n, K]`` and classes ``[n]`` on one device, untraced."""
     return (
         not traced()
         and type(scores) in PLAIN
         and type(target) is Tensor
         and scores.dtype in (torch.float32, torch.float64)
         and target.dtype == torch.int64
-        and scores.is_cpu
-        and target.is_cpu
+        and scores.device == target.device
         and scores.layout == target.layout == torch.strided
         and scores.dim() == 2
         and scores.shape[:1] == target.shape
         and scores.numel() > 0
+    )
+
+
+def readable_rows(scores: Tensor, target: Tensor) -> bool:
+    """Whether the memory of :func:`is_rows` holds them row by row, as a kernel reads it."""
+    return (
+        is_rows(scores, target)
         and scores.is_contiguous()
         and target.is_contiguous()
         and not scores.is_neg()  # the memory of such a view holds the numbers with the other sign
     )
 
 
+def in_memory(scores: Tensor, target: Tensor) -> bool:
+    """Whether numba's loop can take the input."""
+    return scores.is_cpu and readable_rows(scores, target)
+
+
 @functools.cache
 def loops(dtype: torch.dtype) -> Any:
     """The compiled loops, or None where numba is missing or unusable: torch's operations give the same numbers."""
     try:
-        if load("numba", extra="fast").config.DISABLE_JIT:
-            return None
+        load_numba()
         from proxsvm._kernels.class_entries import compiled
 
         return compiled(dtype)
@@ -85,6 +95,8 @@ def run(
     if n * K < 2 * GRAIN:
         total, share, counted, status = single(*addresses, n, K, ignore, KINDS.index(kind), mean)
         return Rows(total, share, counted) if status == FINE else None
+    from proxsvm._kernels import native
+
     size = max(1, GRAIN // K)
     blocks = -(-n // size)
     sums = (ctypes.c_double * blocks)()
@@ -94,16 +106,6 @@ def run(
     count.ctypes(at)
     if job[STATUS] != FINE:
         return None
-    _in_team(rows, at, min(blocks, torch.get_num_threads()))
+    native.run(rows, at, min(blocks, torch.get_num_threads()))
     share = ctypes.c_double.from_address(at + 8 * SHARE).value
     return Rows(share * sum(sums), share, job[COUNTED]) if job[STATUS] == FINE else None
-
-
-def _in_team(loop: Any, job: int, threads: int) -> None:
-    from proxsvm._kernels.step_loops import team
-
-    found = team() if threads > 1 else None
-    if found is None:
-        loop.ctypes(job)
-    else:
-        found.run(loop.address, job, threads, 0)

@@ -14,27 +14,15 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels import step_triton
-from proxsvm._kernels.class_rows import HINGE, KINDS, Kind
-from proxsvm._kernels.step_compiled import watched
-from proxsvm._kernels.tensors import PLAIN, traced
+from proxsvm._kernels.class_rows import HINGE, KINDS, Kind, readable_rows
+from proxsvm._kernels.tensors import assert_async, watched
 
 
 def on_gpu(scores: Tensor, target: Tensor) -> bool:
-    """Whether the kernels can take the input: contiguous floats ``[n, K]`` and classes ``[n]`` on a GPU, untraced."""
+    """Whether the kernels can take the input."""
     return (
-        type(scores) in PLAIN
-        and type(target) is Tensor
-        and scores.device.type in step_triton.DEVICES
-        and scores.device == target.device
-        and scores.dtype in (torch.float32, torch.float64)
-        and target.dtype == torch.int64
-        and scores.dim() == 2
-        and scores.shape[:1] == target.shape
-        and scores.numel() > 0
-        and scores.is_contiguous()
-        and target.is_contiguous()
-        and not scores.is_neg()
-        and not traced()
+        scores.device.type in step_triton.DEVICES
+        and readable_rows(scores, target)
         and not watched()
         and step_triton.available(scores.dtype)
     )
@@ -84,7 +72,7 @@ class _Rows(torch.autograd.Function):
                 *(u, y, weight, partial, ticket, value, out, chosen, tops, masses, K, ignore),
                 *(dtype, kind, mean, block, kernels.BLOCK),
             )
-        torch._assert_async(out.select(0, 1), f"a class index is outside [0, {K}), the K of the scores")  # type: ignore[no-untyped-call, unused-ignore]
+        assert_async(out.select(0, 1), f"a class index is outside [0, {K}), the K of the scores")
         ctx.save_for_backward(u, y, weight, out, chosen, tops, masses)
         ctx.options, ctx.formula = (K, ignore, dtype, kind, block), formula
         return value

@@ -12,7 +12,7 @@ This module imports triton (the extra ``gpu``): import it when a loss needs it.
 from __future__ import annotations
 
 from proxsvm._kernels.class_rows import CROSS_ENTROPY, HINGE
-from proxsvm._kernels.step_triton_kernels import tl, triton
+from proxsvm._kernels.step_triton_kernels import tl, total, triton
 
 language = tl
 BLOCK = 1024  # scores of a row that a program has in its registers at a time
@@ -46,16 +46,6 @@ def softmax(u, u_y, top, K, ACC: tl.constexpr, BLOCK: tl.constexpr):
         mass += e
         mean += tl.where(e == 0, 0.0, e * (x - u_y))
     return tl.sum(mass), tl.sum(mean)
-
-
-@triton.jit
-def column(partial, rows, which, BLOCK: tl.constexpr):
-    """Σ over the rows of one of their three numbers."""
-    sums = tl.zeros([BLOCK], tl.float64)
-    for begin in range(0, rows, BLOCK):
-        i = begin + tl.arange(0, BLOCK)
-        sums += tl.load(partial + 3 * i + which, mask=i < rows, other=0.0, volatile=True)
-    return tl.sum(sums)
 
 
 @triton.jit
@@ -97,12 +87,12 @@ def forward(
     tl.debug_barrier()
     rows = tl.num_programs(0)
     if tl.atomic_add(ticket, 1, sem="acq_rel") == rows - 1:
-        total, share = column(partial, rows, 0, ROWS), 1.0
+        sum_, share = total(partial, rows, 0, 3, ROWS), 1.0
         if MEAN:
-            share = 1.0 / column(partial, rows, 1, ROWS)
-        tl.store(value, (total * share).to(ACC))
+            share = 1.0 / total(partial, rows, 1, 3, ROWS)
+        tl.store(value, (sum_ * share).to(ACC))
         tl.store(out, share)
-        tl.store(out + 1, (column(partial, rows, 2, ROWS) == 0).to(ACC))
+        tl.store(out + 1, (total(partial, rows, 2, 3, ROWS) == 0).to(ACC))
         tl.store(ticket, 0)
 
 

@@ -19,6 +19,7 @@ from proxsvm._kernels import step_triton as triton
 from proxsvm._kernels.passes import Moments, Passes, Tensors, shapes
 from proxsvm._kernels.step_foreach import ForeachPasses
 from proxsvm._kernels.step_slices import SlicedPasses
+from proxsvm._kernels.tensors import watched
 
 PLANS = 64  # kept at most: where other gradients are missing at every step, none is ever used again
 
@@ -43,9 +44,9 @@ class StepKernels:
         first = w[0]
         kind: Any = triton if first.device.type in triton.DEVICES else compiled
         obstacle = kind.obstacle(w, x)
-        if obstacle is None and not self.fused and not compiled.watched() and not kind.available(first.dtype):
+        if obstacle is None and not self.fused and not watched() and not kind.available(first.dtype):
             return ForeachPasses(w, x, moments) if kind is triton else SlicedPasses(w, x, moments)
-        if obstacle is None and (self.fused or not compiled.watched()):
+        if obstacle is None and (self.fused or not watched()):
             made: Passes = kind.FusedPasses(w, x, self._plan(w, kind.Plan), moments)
             obstacle = made.obstacle()
             if obstacle is None:

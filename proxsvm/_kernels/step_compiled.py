@@ -13,24 +13,22 @@ import logging
 import operator
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, compare, shapes
-from proxsvm._kernels.tensors import PLAIN, disjoint, is_dense
+from proxsvm._kernels.tensors import PLAIN, Array, are_plain, chunks, disjoint, is_dense, laid_out_as
 from proxsvm._numbers import to_float
 
 CHUNK = 1 << 16  # elements that a thread takes at a time
-HEAD, SCALARS = 8, 10  # words of a job before the shares, and scalars, as in step_loops.py
-WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16
+HEAD = 8  # words of a job before the shares
+SCALARS = 10  # push, lift, keep = 1 − drop, μ, rate; β₂, 1 − β₂, correction, eps, scale
+WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16  # flags of a job
 DTYPES = (torch.float32, torch.float64)
 TAKES = "the compiled loops take dense float32 and float64 parameters in the memory of the CPU"
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
@@ -47,26 +45,18 @@ def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
     return None
 
 
-def watched() -> bool:
-    """Whether a mode, a tracer or a transform of torch has to see every operation: it would not see the loops."""
-    try:
-        traced = torch._C._get_tracing_state() is not None or torch._C._functorch.maybe_current_level() is not None
-    except AttributeError:  # private functions of torch: without them, take no risk
-        return True
-    return traced or is_in_torch_dispatch_mode()
-
-
 @functools.cache
 def available(dtype: torch.dtype) -> bool:
     """Whether there are loops for a dtype, and threads to run them."""
     try:
-        from proxsvm._kernels import step_loops
+        load_numba()
+        from proxsvm._kernels import native, step_loops
 
         step_loops.compiled("products", dtype), step_loops.compiled("advance", dtype)
     except Exception:  # whatever is wrong with numba here: torch's kernels give the same numbers
         logging.getLogger(__name__).debug("no compiled loops, torch's kernels are used", exc_info=True)
         return False
-    return step_loops.team() is not None
+    return native.team() is not None
 
 
 class Plan:
@@ -78,8 +68,7 @@ class Plan:
     def __init__(self, w: Sequence[Tensor]) -> None:
         sizes = [t.numel() for t in w]
         self.dtype, self.total, self.shapes = w[0].dtype, sum(sizes), shapes(w)
-        cuts = [(i, start, min(CHUNK, n - start)) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)]
-        self.table = np.array(cuts, dtype=np.int64).reshape(-1, 3)
+        self.table = chunks(sizes, CHUNK)
         self.n, self.address = len(self.table), self.table.ctypes.data
         self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(self.dtype.itemsize)
         self.sums, self.scalars = np.empty((self.n, 4)), np.zeros(SCALARS, dtype=str(self.dtype).removeprefix("torch."))
@@ -116,8 +105,8 @@ class FusedPasses(Passes):
         on_cpu = k == 1 or all(map(attrgetter("is_cpu"), tensors))  # of a gradient it is known
         if not on_cpu or self._plan.shapes != shapes(tensors):
             compare(what, self.w, tensors)  # says which, and why
-        if not self._contiguous or not _is_plain(tensors, self._plan.dtype):
-            tensors = [_laid_out_as(a, b) for a, b in zip(self.w, tensors, strict=True)]
+        if not self._contiguous or not are_plain(tensors, self._plan.dtype):
+            tensors = [laid_out_as(a, b, self._plan.dtype) for a, b in zip(self.w, tensors, strict=True)]
         self._point(k, tensors)
         return tensors
 
@@ -154,9 +143,9 @@ class FusedPasses(Passes):
         return True
 
     def _run(self, name: str, flags: int) -> None:
-        from proxsvm._kernels import step_loops
+        from proxsvm._kernels import native, step_loops
 
-        plan, team = self._plan, step_loops.team()
+        plan, team = self._plan, native.team()
         number = team.number if team is not None and self._threads > 1 else 0
         if self._moments is not None:
             _, beta2, correction, eps, scale = self._moments
@@ -165,7 +154,7 @@ class FusedPasses(Passes):
         head = self._threads, len(self.w), plan.address, flags, plan.sums_address, plan.dtype.itemsize, number
         self._job[:HEAD] = *head, plan.scalars_address
         self._job[HEAD : self._first] = plan.shares(self._threads)
-        step_loops.run(name, plan.dtype, self._address, self._threads)
+        native.run(step_loops.compiled(name, plan.dtype), self._address, self._threads)
 
     def products(self, with_w: bool = True, start: Tensors | None = None) -> Sums:
         """The inner products as Python floats."""
@@ -191,18 +180,3 @@ class FusedPasses(Passes):
             if copies is not tensors:
                 torch._foreach_copy_(list(tensors), list(copies))
         torch.autograd.graph.increment_version(self.w)
-
-
-def _is_plain(x: Tensors, dtype: torch.dtype) -> bool:
-    """Whether the memory of all tensors is that of contiguous tensors of this dtype."""
-    return (
-        all(map(Tensor.is_contiguous, x))
-        and {dtype}.issuperset(map(attrgetter("dtype"), x))
-        and not any(map(Tensor.is_neg, x))  # the memory of a negative view holds the opposite numbers
-    )
-
-
-def _laid_out_as(w: Tensor, x: Tensor) -> Tensor:
-    """``x`` with the memory order and dtype of ``w``, copied only where it has to be."""
-    alike = x.stride() == w.stride() and x.dtype == w.dtype and not x.is_neg()
-    return x if alike else torch.empty_like(w).copy_(x)

@@ -116,7 +116,7 @@ class ForeachPasses(Passes):
         flat = self._direction(update.push)
         if z is not None:
             kept = buffer
-            if other is not None:  # it has room for the velocity's own difference
+            if other is not None:  # free for the velocity's own difference
                 _add(flat, other.load(self.w), update.lift, out=other.flat)
                 kept = other
             torch._foreach_add_(kept.views, list(z), alpha=1 - mu)

@@ -7,67 +7,24 @@ its share: how many chunks of it are taken, the first, and the one after the las
 averages and starts.
 
 A thread works on its own share, the same in both loops: its core has read the same memory before. (To write to what
-another core has just read takes twice as long.) Then it helps the others, so that a late thread delays nobody. The sums
-are kept for each chunk: their order, and so every bit, is the same however many threads there are.
+another core has just read takes twice as long.) Then it helps the others, so that a late thread does not hold them up.
+The sums are kept for each chunk: their order, and so every bit, is the same however many threads there are.
 
 This module imports numba (the extra ``fast``): import it when a step needs it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from proxsvm._extras import load
+from proxsvm._kernels.native import at, cached, call, carray, jit, numba, take
+from proxsvm._kernels.step_compiled import AVERAGE, HEAD, MOMENTS, START, VELOCITY, WITH_W
 
-numba: Any = load("numba", extra="fast")
-ir: Any = load("llvmlite.ir", extra="fast")
-extending: Any = load("numba.extending", extra="fast")
-carray, types = numba.carray, numba.types
-
-HEAD = 8  # words of a job before the shares
-WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16  # flags of a job
-SCALARS = 10  # push, lift, keep = 1 − drop, μ, rate; β₂, 1 − β₂, correction, eps, scale
 BLOCK = 1 << 12  # elements that are summed up in their own precision, before they are added in float64
-# NaN stays NaN; a division by zero is infinite, because a check for it would keep loops from being vectorised
-jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
-
-
-@extending.intrinsic  # type: ignore[untyped-decorator]
-def at(_: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to numbers of the type of ``like``."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like)(types.uint64, like), generate
-
-
-@extending.intrinsic  # type: ignore[untyped-decorator]
-def take(_: Any, address: Any) -> Any:
-    """The number at an address, which is raised by one for whoever comes next, in any thread."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        counter = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.uint64), generate
-
-
-@extending.intrinsic  # type: ignore[untyped-decorator]
-def call(_: Any, address: Any) -> Any:
-    """The number that a C function without arguments returns."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(ir.IntType(32), [])))
-        return builder.call(function, [])
-
-    return types.int32(types.uint64), generate
 
 
 @jit  # type: ignore[untyped-decorator]
@@ -277,42 +234,5 @@ SOURCES = {
 
 @functools.cache
 def compiled(name: str, dtype: torch.dtype) -> Any:
-    """A loop, with its ``address``: from numba's files of earlier processes, or compiled, in about half a second."""
-    source = SOURCES[name, dtype]
-    try:
-        return numba.cfunc("void(uint64)", cache=True)(source)
-    except Exception:  # no folder to write to, a full disk, a damaged file: it goes without
-        return numba.cfunc("void(uint64)")(source)
-
-
-class Team(NamedTuple):
-    """``run(function, data, threads, 0)`` of OpenMP, and the address of its function for a thread's number."""
-
-    run: Callable[[int, int, int, int], None]
-    number: int
-
-
-@functools.cache
-def team() -> Team | None:
-    """The threads of torch's own OpenMP; None where torch has no such.
-
-    numba has threads of its own, which we leave alone: they would stand in the way of torch's, and depending on what is
-    installed they abort the process where two threads of Python step at once, or where it was forked.
-    """
-    try:
-        library = ctypes.CDLL(torch._C.__file__)
-        run = library.GOMP_parallel  # in gcc's, LLVM's and Intel's library
-        number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
-    run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return Team(run, number or 0)
-
-
-def run(name: str, dtype: torch.dtype, job: int, threads: int) -> None:
-    """Run a loop on the job at an address."""
-    loop, found = compiled(name, dtype), team()
-    if threads > 1 and found is not None:
-        found.run(loop.address, job, threads, 0)
-    else:
-        loop.ctypes(job)
+    """A loop, with its ``address``."""
+    return cached(functools.partial(numba.cfunc, "void(uint64)"), SOURCES[name, dtype])

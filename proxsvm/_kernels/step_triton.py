@@ -12,7 +12,6 @@ import functools
 import logging
 import struct
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,15 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, compare
-from proxsvm._kernels.tensors import PLAIN, accumulator, disjoint, is_dense
+from proxsvm._kernels.tensors import PLAIN, accumulator, are_plain, chunks, disjoint, is_dense, laid_out_as
 from proxsvm._numbers import Number
 
 CHUNK = 1 << 15  # elements of a program
 DEVICES = frozenset({"cuda"})  # the tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TABLES = 16  # kept at most, of other addresses
-CAPTURED: list[object] = []  # what CUDA graphs read when they are replayed: nobody says when that was the last time
-KEY = 0x5555555555555555  # as in the kernels
+CAPTURED: list[object] = []  # what CUDA graphs read at every replay, the last of which is unknown
+KEY = 0x5555555555555555  # makes 64 bits of every constant: Triton would make an int32 of a small one
 TAKES = "the kernels take dense parameters of 16, 32 or 64 bits in the memory of a GPU"
 
 
@@ -65,10 +64,9 @@ class Plan:
 
     def __init__(self, w: Sequence[Tensor]) -> None:
         sizes, device = [t.numel() for t in w], w[0].device
-        cuts = [(i, start, min(CHUNK, n - start)) for i, n in enumerate(sizes) for start in range(0, n, CHUNK)]
-        self.programs = len(cuts)
-        self.chunks = torch.tensor(cuts, dtype=torch.int64, device=device).reshape(-1, 3)
-        self.partial = torch.zeros(max(1, len(cuts)), 4, dtype=torch.float64, device=device)
+        self.chunks = torch.from_numpy(chunks(sizes, CHUNK)).to(device)
+        self.programs = len(self.chunks)
+        self.partial = torch.zeros(max(1, self.programs), 4, dtype=torch.float64, device=device)
         self.ticket = torch.zeros((), dtype=torch.int32, device=device)
         self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(w[0].element_size())
         self._begin()
@@ -119,14 +117,9 @@ class FusedPasses(Passes):
         """The tensors with the memory order of w and one dtype, copied only where they have to be."""
         compare(what, self.w, tensors)
         dtype = tensors[0].dtype
-        if (
-            all(map(Tensor.is_contiguous, tensors))
-            and {dtype}.issuperset(map(attrgetter("dtype"), tensors))
-            and not any(map(Tensor.is_neg, tensors))  # the memory of a negative view holds the opposite numbers
-            and all(map(Tensor.is_contiguous, self.w))
-        ):
+        if are_plain(tensors, dtype) and all(map(Tensor.is_contiguous, self.w)):
             return tensors
-        return [_laid_out_as(a, b, dtype) for a, b in zip(self.w, tensors, strict=True)]
+        return [laid_out_as(a, b, dtype) for a, b in zip(self.w, tensors, strict=True)]
 
     def _common(self, streams: Sequence[Tensors | None]) -> list[Any]:
         return [self._plan.chunks, self._plan.table([self.w, self.x, self._v, *streams]), len(self.w)]
@@ -191,12 +184,6 @@ class FusedPasses(Passes):
 def _bits(c: float) -> int:
     """A float64 as an integer for the kernels."""
     return int(struct.unpack("<q", struct.pack("<d", c))[0]) ^ KEY
-
-
-def _laid_out_as(w: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` with the memory order of ``w`` and a dtype, copied only where it has to be."""
-    alike = x.stride() == w.stride() and x.dtype == dtype and not x.is_neg()
-    return x if alike else torch.empty_like(w, dtype=dtype).copy_(x)
 
 
 def on(t: Tensor) -> Any:

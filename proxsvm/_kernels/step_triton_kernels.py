@@ -16,12 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 from proxsvm._extras import load
+from proxsvm._kernels import step_triton
 
 triton: Any = load("triton", extra="gpu")
 tl: Any = load("triton.language", extra="gpu")
 
 BLOCK = 1024  # elements that a program has in its registers at a time
-KEY = tl.constexpr(0x5555555555555555)  # makes 64 bits of every constant: Triton would make an int32 of a small one
+KEY = tl.constexpr(step_triton.KEY)
 CONSTANTS = ["beta2", "rest", "eps", "correction", "scale", "push", "lift", "drop", "mu", "rate"]
 
 
@@ -42,12 +43,12 @@ def pointer(addresses, k, first, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def total(partial, count, which, BLOCK: tl.constexpr):
-    """Σ over the chunks of one of their four sums."""
+def total(partial, count, which, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Σ of one column of a table ``[count, WIDTH]``."""
     sums = tl.zeros([BLOCK], tl.float64)
     for begin in range(0, count, BLOCK):
         k = begin + tl.arange(0, BLOCK)
-        sums += tl.load(partial + 4 * k + which, mask=k < count, other=0.0, volatile=True)
+        sums += tl.load(partial + WIDTH * k + which, mask=k < count, other=0.0, volatile=True)
     return tl.sum(sums)
 
 
@@ -103,10 +104,10 @@ def finish(partial, ticket, out, ACC: tl.constexpr, BLOCK: tl.constexpr):
     tl.debug_barrier()
     programs = tl.num_programs(0)
     if tl.atomic_add(ticket, 1, sem="acq_rel") == programs - 1:
-        tl.store(out, total(partial, programs, 0, BLOCK).to(ACC))
-        tl.store(out + 1, total(partial, programs, 1, BLOCK).to(ACC))
-        tl.store(out + 2, total(partial, programs, 2, BLOCK).to(ACC))
-        tl.store(out + 3, total(partial, programs, 3, BLOCK).to(ACC))
+        tl.store(out, total(partial, programs, 0, 4, BLOCK).to(ACC))
+        tl.store(out + 1, total(partial, programs, 1, 4, BLOCK).to(ACC))
+        tl.store(out + 2, total(partial, programs, 2, 4, BLOCK).to(ACC))
+        tl.store(out + 3, total(partial, programs, 3, 4, BLOCK).to(ACC))
         tl.store(ticket, 0)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,6 +49,31 @@ def is_dense(t: Tensor) -> bool:
     return True
 
 
+def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether the memory of all tensors is that of contiguous tensors of this dtype."""
+    return (
+        all(map(Tensor.is_contiguous, tensors))
+        and {dtype}.issuperset(map(attrgetter("dtype"), tensors))
+        and not any(map(Tensor.is_neg, tensors))  # the memory of a negative view holds the opposite numbers
+    )
+
+
+def laid_out_as(w: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` with the memory order of ``w`` and a dtype, copied only where it has to be."""
+    alike = x.stride() == w.stride() and x.dtype == dtype and not x.is_neg()
+    return x if alike else torch.empty_like(w, dtype=dtype).copy_(x)
+
+
+def chunks(sizes: Sequence[int], length: int) -> Array:
+    """Tensors of these sizes cut into chunks, ``[C, 3]``: each chunk's tensor, first element and number of elements.
+
+    >>> chunks([3, 0, 5], 4).tolist()
+    [[0, 0, 3], [2, 0, 4], [2, 4, 1]]
+    """
+    cuts = [(i, start, min(length, n - start)) for i, n in enumerate(sizes) for start in range(0, n, length)]
+    return np.array(cuts, dtype=np.int64).reshape(-1, 3)
+
+
 def disjoint(addresses: Array, sizes: Array) -> bool:
     """Whether no two tensors of these addresses and sizes in bytes overlap.
 
@@ -83,13 +110,22 @@ def traced() -> bool:
     )
 
 
+def watched() -> bool:
+    """Whether a mode, a tracer or a transform of torch has to see every operation: it would not see the loops."""
+    try:
+        traced = torch._C._get_tracing_state() is not None or torch._C._functorch.maybe_current_level() is not None
+    except AttributeError:
+        return True
+    return traced or _modes() > 0
+
+
 def readable(x: Tensor) -> bool:
     """Whether the host may read the numbers of ``x``: they are in its own memory, and nothing follows the operations.
 
     >>> readable(torch.ones(1)), readable(torch.ones(1, device="meta"))
     (True, False)
     """
-    return type(x) in PLAIN and x.is_cpu and not traced()
+    return not traced() and type(x) in PLAIN and x.is_cpu
 
 
 def number(x: Tensor) -> float:
@@ -109,6 +145,15 @@ _C_TYPES: dict[torch.dtype, Any] = {
 
 
 # Private functions of torch; where one is missing, the answer is the one that takes the general path.
+
+
+def assert_async(holds: Tensor, message: str) -> None:
+    """Raise RuntimeError unless a 0-dim tensor holds; on an accelerator the device asserts, without synchronising."""
+    check = getattr(torch, "_assert_async", None)
+    if check is not None:
+        check(holds, message)
+    elif holds.is_cpu and not bool(holds):
+        raise RuntimeError(message)
 
 
 def _transforms_active() -> bool:

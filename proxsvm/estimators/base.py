@@ -32,6 +32,29 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     The sample weights ω are 1 unless given, so that η = N·C.
     """
 
+    def __init__(
+        self,
+        C: float = 1.0,
+        loss: ConvexLoss | None = None,
+        *,
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1.0,
+        warm_start: bool = False,
+        random_state: Any = 0,
+        solver: BlockFW | None = None,
+    ) -> None:
+        self.C = C
+        self.loss = loss
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.solver = solver
+
     def _check_options(self) -> None:
         for name in ("C", "intercept_scaling"):
             if not 0 < getattr(self, name) < math.inf:

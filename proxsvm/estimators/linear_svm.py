@@ -10,8 +10,6 @@ from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
 from proxsvm.estimators.base import LinearEstimator, sklearn_base
 from proxsvm.losses import MultiClassHinge
-from proxsvm.losses.base import ConvexLoss
-from proxsvm.solvers import BlockFW
 
 ClassifierMixin: Any = sklearn_base.ClassifierMixin
 multiclass = load("sklearn.utils.multiclass", extra="estimators")
@@ -41,29 +39,6 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     >>> LinearSVM().fit([[0.0], [1.0], [2.0]], ["a", "b", "b"]).predict([[-1.0], [3.0]]).tolist()
     ['a', 'b']
     """
-
-    def __init__(
-        self,
-        C: float = 1.0,
-        loss: ConvexLoss | None = None,
-        *,
-        tol: float = 1e-4,
-        max_iter: int = 1000,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        solver: BlockFW | None = None,
-    ) -> None:
-        self.C = C
-        self.loss = loss
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.solver = solver
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
         """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``.

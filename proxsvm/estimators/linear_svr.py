@@ -53,16 +53,18 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         random_state: Any = 0,
         solver: BlockFW | None = None,
     ) -> None:
-        self.C = C
+        super().__init__(
+            C,
+            loss,
+            tol=tol,
+            max_iter=max_iter,
+            fit_intercept=fit_intercept,
+            intercept_scaling=intercept_scaling,
+            warm_start=warm_start,
+            random_state=random_state,
+            solver=solver,
+        )
         self.epsilon = epsilon
-        self.loss = loss
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.solver = solver
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.

@@ -54,7 +54,7 @@ class Linearization(LinearMap):
         self._g: tuple[Tensor, ...] = ()
 
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
-        """Jᵀ s, one tensor a parameter; ``s`` has the structure of the scores.
+        """Jᵀ s, one tensor per parameter; ``s`` has the structure of the scores.
 
         With ``reuse`` this backward pass is recorded and serves later calls of :meth:`jvp`, which would else begin
         with one of their own: for solvers that are going to need both.
@@ -70,7 +70,7 @@ class Linearization(LinearMap):
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
-        """J d, with the structure of the scores; ``d`` has one tensor a parameter.
+        """J d, with the structure of the scores; ``d`` has one tensor per parameter.
 
         g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is made once and kept.
         """

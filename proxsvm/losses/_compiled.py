@@ -1,7 +1,7 @@
-"""The value of a class loss by one compiled loop over the rows of its scores (the extra ``fast``).
+"""The value of a class loss by the kernels that can take its input: numba's loop, Triton's, or a few calls of torch.
 
-Some thirty calls of torch are saved, which are most of the time of a small batch, and on a large one all memory but the
-gradient's own: the loop writes p s where the gradient will be, row by row, while the row is in the cache.
+On the CPU the loop saves some thirty calls of torch, which are most of the time of a small batch, and on a large one
+all memory but the gradient's own: it writes p s where the gradient will be, row by row, while the row is in the cache.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from proxsvm._kernels.class_rows import Kind, in_memory, run
+from proxsvm._kernels import class_torch, class_triton
+from proxsvm._kernels.class_rows import Kind, in_memory, is_rows, run
 from proxsvm._kernels.class_triton import on_gpu
-from proxsvm._kernels.class_triton import value as value_on_gpu
-from proxsvm._kernels.tensors import PLAIN, in_transform, number, traced, widened
+from proxsvm._kernels.tensors import PLAIN, in_transform, number, widened
 from proxsvm.losses.base import Origin
 
 if TYPE_CHECKING:
@@ -24,26 +23,32 @@ if TYPE_CHECKING:
 
 
 def compiled_value(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | None:
-    """The loss value; None where the loop cannot take the input, and the base class does, or says what is wrong.
+    """The loss value; None where no kernel can take the input, and the base class does, or says what is wrong.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> compiled_value(MultiClassHinge(), torch.zeros(1, 2), torch.tensor([2]))       # there is no class 2
     """
     kind = loss.row_kernel()
-    if kind is None:
+    if kind is None or torch.compiler.is_compiling() or type(scores) not in PLAIN:
         return None
-    if type(scores) in PLAIN and not torch.compiler.is_compiling():
-        scores = widened(scores)
-    on_device = not in_memory(scores, target)
-    if on_device and not on_gpu(scores, target):
-        return _by_torch(loss, scores, target) if kind == "cross-entropy" else None
+    scores = widened(scores)
+    if in_memory(scores, target):
+        way = _by_numba
+    elif on_gpu(scores, target):
+        way = _by_triton
+    elif not scores.is_cpu and is_rows(scores, target):
+        way = _by_torch
+    else:
+        return None
     weight = loss.weight
     if weight is not None:
         if weight.shape != scores.shape[1:] or weight.device != scores.device:
             return None
         weight = weight.to(scores.dtype).contiguous()
-    if on_device:
-        return _on_gpu(loss, kind, scores, target, weight)
+    return way(loss, kind, scores, target, weight)
+
+
+def _by_numba(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None) -> Tensor | None:
     needed = kind != "hinge" or (scores.requires_grad and torch.is_grad_enabled())
     s = torch.empty_like(scores) if needed else None
     rows = run(kind, scores, target, s, weight, loss.ignore_index, loss.reduction == "mean")
@@ -57,21 +62,14 @@ def compiled_value(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | 
     return value
 
 
-def _by_torch(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | None:
-    """The cross-entropy on an accelerator without Triton: torch's own has two kernels, which check the classes."""
-    if type(scores) not in PLAIN or scores.is_cpu or target.is_floating_point() or traced():
-        return None
-    if scores.dim() != 2 or scores.shape[:1] != target.shape or target.dtype != torch.int64 or not scores.numel():
-        return None
-    weight = None if loss.weight is None else loss.weight.to(scores)
-    found = F.cross_entropy(scores, target, weight, ignore_index=loss.ignore_index, reduction=loss.reduction)
+def _by_triton(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    mean = loss.reduction == "mean"
+    found = class_triton.value(kind, scores, target, weight, loss.ignore_index, mean, loss.formula_of(target))
     return _with_origin(found, loss, scores, target)
 
 
-def _on_gpu(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    found = value_on_gpu(
-        kind, scores, target, weight, loss.ignore_index, loss.reduction == "mean", loss.formula_of(target)
-    )
+def _by_torch(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    found = class_torch.value(kind, scores, target, weight, loss.ignore_index, loss.reduction == "mean")
     return _with_origin(found, loss, scores, target)
 
 

@@ -124,7 +124,7 @@ def _pairs(forest: Forest, K: int) -> Tensor:
 
 
 def _padded(mask: Tensor) -> bool:
-    """Whether there may be padding: a mask that is one True, expanded, says without a look at it that there is none."""
+    """Whether there may be padding: a mask that is one True, expanded, has none, which is known without reading it."""
     return any(mask.stride())
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from proxsvm._kernels.tensors import in_transform, widened
+from proxsvm._kernels.tensors import assert_async, in_transform, widened
 
 if TYPE_CHECKING:
     from proxsvm.losses._hulls.base import Hull
@@ -337,13 +337,13 @@ def require(ok: Tensor, message: str) -> None:
     Traceback (most recent call last):
     ValueError: every entry must hold
     """
-    if in_transform():  # whose tensors have no values to look at
+    if in_transform():  # whose tensors have no values to read
         return
     if torch.compiler.is_compiling():
-        torch._assert_async(ok.all(), message)  # type: ignore[no-untyped-call, unused-ignore]
+        assert_async(ok.all(), message)
         return
     holds = ok.all()
     try:
-        torch._assert_async(holds, message)  # type: ignore[no-untyped-call, unused-ignore]
+        assert_async(holds, message)
     except RuntimeError as error:
         raise ValueError(message) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,14 +63,17 @@ class Diagonal(Metric):
         assert cell.observed is not None, "the geometry observes the first direction before anything is asked of it"
         return cell.observed
 
+    def _moved(self, cell: Cell) -> Iterator[Tensor]:
+        """v' = β₂ v + (1 − β₂) (scale · x)²."""
+        x, (v, beta2, _, _, scale) = self._seen(cell)
+        for a, g in zip(v, x, strict=True):
+            yield beta2 * a + (1 - beta2) * (scale * g.detach().to(a.dtype)).square()
+
     def _M(self, cell: Cell) -> list[Tensor]:
         """The diagonal of M, made once per step where a solver asks for more than the first direction."""
         if cell.fixed is None:
-            x, (v, beta2, correction, eps, scale) = self._seen(cell)
-            wide = accumulator(cell.w[0].dtype)
-            squares = ((scale * g.detach().to(wide)).square() for g in x)
-            means = (beta2 * a + (1 - beta2) * g for a, g in zip(v, squares, strict=True))
-            cell.fixed = [(correction * a).sqrt() + eps for a in means]
+            correction = self._seen(cell)[1].correction
+            cell.fixed = [(correction * a).sqrt() + self.eps for a in self._moved(cell)]
         diagonal: list[Tensor] = cell.fixed
         return diagonal
 
@@ -103,8 +106,7 @@ class Diagonal(Metric):
 
     def commit(self, cell: Cell, skip: bool | Tensor) -> None:
         """v ← v'."""
-        x, (v, beta2, _, _, scale) = self._seen(cell)
+        v = self._seen(cell)[1].v
         stay = torch.as_tensor(skip, device=v[0].device)
-        for a, g in zip(v, x, strict=True):
-            new = beta2 * a + (1 - beta2) * (scale * g.detach().to(a.dtype)).square()
+        for a, new in zip(v, self._moved(cell), strict=True):
             a.copy_(torch.where(stay, a, new))

@@ -242,7 +242,7 @@ class Geometry:
 def count(steps: Sequence[tuple[Tensor, bool | Tensor]]) -> None:
     """t ← t + 1 unless nothing was moved. (Not ``t.add_()``: torch 2.13 compiles that to nothing here.)"""
     moved = [
-        stay.to(t.device).logical_not().to(t.dtype) if isinstance(stay, Tensor) else torch.full_like(t, not stay)
+        stay.to(t.device).logical_not() if isinstance(stay, Tensor) else torch.full_like(t, not stay)
         for t, stay in steps
     ]
     if moved:

@@ -54,7 +54,7 @@ class GroupedOptimizer(Scalable):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with options of its own, its ``metric`` included; checked before anything changes."""
         metric = check_metric(param_group.get("metric", self._metric))
-        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object: it does not belong into a state
+        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which has no place in a state
         check_group(group, self.defaults)
         super().add_param_group(group)
         self._metrics.append(metric)

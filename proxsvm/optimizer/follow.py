@@ -34,7 +34,7 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
       training, are those that ``eval()`` shows. (While averages are in place, or after ``optimizer.load_state_dict()``,
       tensors that are those averages leave the training weights as they are.)
     - ``copy.deepcopy(model)`` and ``torch.save(model)`` give a plain model with the weights that are in place, which
-      follows nobody. Call ``model.eval()`` first, as for every export.
+      follows no optimizer. Call ``model.eval()`` first, as for every export.
 
     The model keeps the optimizer alive. Call ``follow`` again after adding layers, or with a new optimizer of the same
     parameters. Statistics that are estimated anew with the averaged weights: :func:`~proxsvm.refresh_batch_norm`.

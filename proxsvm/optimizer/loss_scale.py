@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -14,8 +15,8 @@ class LossScale(NamedTuple):
     """The factors that the recorded value and the gradients still carry (None is 1), and whether one is infinite.
 
     fp16 training multiplies the loss by S before ``backward()``, so the record is S · value. ``scaler.step()`` leaves
-    S · g to an optimizer that declares ``_step_supports_amp_scaling``; after an explicit ``scaler.unscale_()``, as
-    everyone calls it who clips, the gradients are g but the record is still S · value.
+    S · g to an optimizer that declares ``_step_supports_amp_scaling``; after an explicit ``scaler.unscale_()``,
+    as for clipping, the gradients are g but the record is still S · value.
     """
 
     of_value: Tensor | None
@@ -52,12 +53,8 @@ class Scalable(Optimizer):
         # After unscale_() the scaler passes no scale on, and its state is all there is to know it from. The setter's
         # caller is the scaler's own step(), so no user has to hand the scaler over.
         self._found_inf: Tensor | None = found
-        self._unscaled_by: Tensor | None = None
         scaler = sys._getframe(1).f_locals.get("self")
-        if isinstance(scaler, GradScaler):
-            stage = scaler._per_optimizer_states[id(self)]["stage"]
-            if stage.name == "UNSCALED":
-                self._unscaled_by = scaler._get_scale_async()
+        self._unscaled_by = unscaled_by(scaler, self) if isinstance(scaler, GradScaler) else None
 
     @found_inf.deleter
     def found_inf(self) -> None:
@@ -67,3 +64,12 @@ class Scalable(Optimizer):
         """To be called before an error is raised: ``GradScaler.step()`` cleans up only after a step that returns."""
         self.__dict__.pop("grad_scale", None)
         del self.found_inf
+
+
+def unscaled_by(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
+    """The scale that ``scaler.unscale_(optimizer)`` has taken out of the gradients; None where it was not called."""
+    try:
+        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+        return scaler._get_scale_async() if stage.name == "UNSCALED" else None
+    except (AttributeError, KeyError):  # private parts of torch; a scale that is passed on was not taken out
+        return None if getattr(optimizer, "grad_scale", None) is not None else torch.tensor(scaler.get_scale())

@@ -21,7 +21,7 @@ AVERAGED = (
 NO_ORIGIN = (
     "this value does not come straight from a proxsvm loss, so its scores are unknown: return criterion(model(x), y) "
     "itself, with reduction 'mean' or 'sum', not scaled, added to or detached, with gradients enabled. (Loss weights "
-    f"belong into lr or sample_weight.) Where another loss is computed, there are three ways out: {_WAYS_OUT}"
+    f"belong in lr or sample_weight.) Where another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 MISSING = (
     "the recorded loss value is 0 but its gradient is not, so γ = 0 and nothing is trained: a term of the loss is "

@@ -1,4 +1,4 @@
-"""The two parameter groups that everyone builds by hand."""
+"""The usual two parameter groups, with and without weight decay."""
 
 from __future__ import annotations
 

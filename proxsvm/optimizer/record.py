@@ -54,7 +54,7 @@ class Record:
         self._values, self._floors = (_Sum(at, like, weakref.WeakMethod(self._begin)) for at in (1.0, 0.0))
 
     def watch(self, module: nn.Module) -> None:
-        """Record the values of ``module`` from now on. It holds the record weakly; a copy of it watches for nobody."""
+        """Record the values of ``module`` from now on. It holds the record weakly; a copy of it is not watched."""
         handle = module.register_forward_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
 
@@ -84,7 +84,7 @@ class Record:
         return tuple((id(g), -1 if g is None else g._version) for g in grads)
 
     def missing(self, returned: object, before: Tensor | None) -> Tensor | None:
-        """What a closure has returned beyond what was recorded since ``before``: terms that nobody declared."""
+        """What a closure has returned beyond what was recorded since ``before``: terms that were not declared."""
         now = self.value
         if now is None or not isinstance(returned, Tensor | float | int):
             return None
@@ -121,7 +121,7 @@ class Record:
                 "ProxOptimizer, as parameter groups with options of their own"
             )
         changed = self._gradients is not None and not self._same(now)
-        self.edited = as_left and (self._unaccounted or changed)
+        self.edited = as_left and _backward_pass()[1] is not None and (self._unaccounted or changed)
 
     def joined(self, change: Callable[[], None]) -> None:
         """Make a change to the list of parameters. Those that join bring gradients of the same backward passes."""
@@ -164,8 +164,8 @@ class Record:
 
     def _begin(self) -> None:
         """A backward pass begins: gradients that were cleared or zeroed take their record along."""
-        now = torch._C._current_graph_task_id()
-        if now == self._pass != -1:  # another leaf has said so already
+        now, queue = _backward_pass()
+        if queue is None or now == self._pass != -1:  # another leaf has said so already
             return
         self._pass = now
         if not self._same(self._present()):
@@ -182,7 +182,7 @@ class Record:
             if record is not None:
                 record._gradients = record._present()
 
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        queue(end)
 
     def _present(self) -> Gradients | None:
         return Gradients.of(_grads(self._params()))
@@ -256,8 +256,19 @@ def _grads(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _left(grads: Sequence[Tensor]) -> bool | None:
-    """Whether a gradient is not zero; None on an accelerator, which nobody waits for."""
+    """Whether a gradient is not zero; None on an accelerator, where to know would synchronise."""
     return any(bool(g.any()) for g in grads) if all(map(on_host, grads)) else None
+
+
+def _backward_pass() -> tuple[int, Callable[[Callable[[], None]], None] | None]:
+    """torch's number of the backward pass that is running, and what queues a function for its end.
+
+    Both are private parts of torch. Without them, gradients that others edit or clear go unnoticed.
+    """
+    try:
+        return torch._C._current_graph_task_id(), torch.autograd.Variable._execution_engine.queue_callback
+    except AttributeError:
+        return -1, None
 
 
 class _Use:

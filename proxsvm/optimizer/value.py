@@ -68,7 +68,7 @@ def given_value(loss: Number) -> Tensor:
 
 
 def lacks_a_term(value: Tensor, problem: ProxProblem) -> bool:
-    """Whether the value of a gradient is 0 and the gradient is not. On an accelerator nobody waits to know.
+    """Whether the value of a gradient is 0 and the gradient is not. Not asked of an accelerator: it would synchronise.
 
     A cross-entropy of 1e-9 is 0 in float32, and its gradient of 1e-9 is not: that much is rounding.
     """

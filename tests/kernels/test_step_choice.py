@@ -240,8 +240,8 @@ sys.modules["numba"] = None
 assert step() == step(False)
 """,
     "no OpenMP": """
-from proxsvm._kernels import step_compiled, step_loops
-step_loops.team = lambda: None
+from proxsvm._kernels import native, step_compiled
+native.team = lambda: None
 assert step() == step(True) == step(False)
 assert not step_compiled.available(torch.float32)
 """,

@@ -12,6 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxOptimizer, ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import SingleStepFW
 from tests.cases import mlp
@@ -95,8 +96,17 @@ KINDS = {
 }
 
 
+OTHERS = {  # whose steps are not those of the plain one
+    "diagonal": (ordinary, {"metric": Diagonal()}),
+    "diagonal, torch's kernels": (ordinary, {"metric": Diagonal(), "fused": False}),
+    "diagonal, a closure": (by_closure, {"metric": Diagonal()}),
+    "an average": (ordinary, {"average": 0.9}),
+    "lr by itself": (ordinary, {"lr": "auto"}),
+}
+
+
 def stepped(kind, solver=None, steps=1):
-    take, options = KINDS[kind]
+    take, options = (KINDS | OTHERS)[kind]
     torch.manual_seed(0)
     model = mlp()
     options = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.013, **options}
@@ -107,7 +117,7 @@ def stepped(kind, solver=None, steps=1):
     return parameters_to_vector(model.parameters()).detach(), optimizer
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | OTHERS)
 def test_the_solver_solves_every_step(kind):
     solver = Counting(([],))
     stepped(kind, solver, steps=3)
@@ -121,6 +131,29 @@ def test_a_subclass_that_halves_gamma_is_obeyed(kind, halving):
     found, half = stepped(kind, halving())
     expected, _ = stepped("ordinary", halving())
     assert float(half.last.gamma) == pytest.approx(float(plain.last.gamma) / 2, rel=1e-12)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_subclass_is_obeyed_in_every_metric(kind):
+    start, _ = stepped(kind, steps=0)
+    plain, best = stepped(kind)
+    found, half = stepped(kind, Halving())
+    assert float(half.last.gamma) == pytest.approx(float(best.last.gamma) / 2, rel=1e-12)
+    assert not torch.equal(found, plain)
+    assert not torch.equal(found, start)
+
+
+def compiled(optimizer, model, x, y):
+    optimizer.loss(model(x), y).backward()
+    torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+
+
+def test_a_subclass_is_obeyed_in_a_compiled_step(monkeypatch):
+    monkeypatch.setitem(KINDS, "compiled", (compiled, {}))
+    found, _ = stepped("compiled", Halving())
+    torch._dynamo.reset()
+    expected, _ = stepped("ordinary", Halving())
     torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
 
 

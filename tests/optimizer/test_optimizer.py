@@ -341,6 +341,7 @@ def test_every_scheduler_of_torch_is_listed():
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["float-lr", "tensor-lr"])
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")  # SequentialLR of torch 2.6
 def test_every_scheduler_drives_eta(name, as_tensor):
     model = mlp()
     lr = torch.tensor(0.4) if as_tensor else 0.4

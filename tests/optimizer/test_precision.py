@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
+from proxsvm.optimizer.loss_scale import unscaled_by
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_optimizer import batches
@@ -273,3 +275,11 @@ def test_bad_options(options, message):
 def test_several_directions_cannot_be_clipped():
     with pytest.raises(ValueError, match="max_grad_norm bounds the one gradient"):
         make(network(), MultiStepFW(3), max_grad_norm=1.0)
+
+
+def test_without_the_private_parts_of_a_grad_scaler_its_public_scale_is_used():
+    optimizer = make(network())
+    scaler = SimpleNamespace(get_scale=lambda: 8.0)
+    assert unscaled_by(scaler, optimizer) == 8
+    optimizer.grad_scale = torch.tensor(8.0)  # passed on by the scaler, so not taken out
+    assert unscaled_by(scaler, optimizer) is None

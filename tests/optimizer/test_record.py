@@ -294,3 +294,21 @@ def test_a_value_of_zero_with_a_gradient_is_named_unless_it_is_rounding():
     (optimizer.loss(w, torch.tensor([0])) + (w**2).sum()).backward()
     with pytest.warns(UserWarning, match="a term of the loss is missing"):
         optimizer.step()
+
+
+def test_without_torchs_number_of_a_backward_pass_training_is_the_same(monkeypatch):
+    """It is private. Only that a gradient was edited is not seen then."""
+    results = []
+    for missing in (False, True):
+        if missing:
+            monkeypatch.delattr(torch._C, "_current_graph_task_id")
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optimizer_for(model, lr=0.5)
+        for x, y in batches(3):
+            optimizer.zero_grad(set_to_none=False)
+            for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+                (optimizer.loss(model(a), b) / 2).backward()
+            optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -39,7 +39,7 @@ class SimplexStep(RowStep):
     def evaluate(self, compiled: bool, v: Array) -> tuple[Array, Array]:
         """See :meth:`RowStep.evaluate`; also finds which classes are live."""
         state = self.target, self.cost, self.s, self.live, self.lives
-        kernels(compiled).simplex_look(v, *state, self.gain, self.worth)
+        kernels(compiled).simplex_gains(v, *state, self.gain, self.worth)
         return self.gain, self.worth
 
     def sweep(self, compiled: bool, model: LinearModel, order: Array, least: float) -> tuple[int, float]:
