@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
-demo: setup  ## train on digits beside SGD and Adam, verify live steps, write out/demo.png
+demo: setup  ## accuracy against η, a structured task, a verified step: out/demo.png, about a minute
 	$(BIN)/python -m experiments.demo
 
 test: setup  ## run all tests, docs and README included

@@ -1,184 +1,194 @@
-"""The demo: train a small conv net on the digits with no schedule, and verify live steps against the exact QP.
+"""The demo: an η that hardly needs tuning, a structure that is learnt, and a training step with a certificate.
 
-make demo            or            python -m experiments.demo --epochs 20 --out out/demo.png
+make demo            or            python -m experiments.demo --out out/demo.png
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any, TypeAlias
 
-import matplotlib
-
-matplotlib.use("Agg")
 import torch
-from matplotlib import pyplot as plt
+from matplotlib import rcParams
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.optim import lr_scheduler
+from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
 
+from experiments.demo_words import LENGTH, Reader, WordHinge, words
 from proxsvm import ProxOptimizer
-from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.losses import ConvexLoss, CrossEntropy
 from proxsvm.metrics import Diagonal
-from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import verify
+from proxsvm.solvers import CorrectiveFW, DualSolver, SingleStepFW, Trace
+from proxsvm.verification import Report, verify
 
-COLORS = {"DFW, no schedule": "#d95f02", "SGD, no schedule": "#7570b3", "SGD, schedule": "#1b9e77", "Adam": "#666666"}
-FLOOR = 1e-5  # of the logarithmic axes: zero is drawn here
-
-
-@dataclass
-class Run:
-    """One optimizer's training: how it is made, and what it left behind."""
-
-    name: str
-    loss: nn.Module
-    make: Callable[[list[nn.Parameter], nn.Module], torch.optim.Optimizer]
-    schedule: Callable[[torch.optim.Optimizer, int], lr_scheduler.LRScheduler] | None = None
-    train_loss: list[float] = field(default_factory=list)
-    accuracy: list[float] = field(default_factory=list)
-    step_size: list[float] = field(default_factory=list)
+ETAS = [10.0**k for k in range(-3, 4)]
+ORANGE, PURPLE, GREEN, GREY, BLUE, RED = "#d95f02", "#7570b3", "#1b9e77", "#777777", "#1f6fb4", "#d62728"
+Make: TypeAlias = Callable[[ConvexLoss, list[nn.Parameter], float], Optimizer]
+Found: TypeAlias = dict[str, Tensor]
 
 
-def runs() -> list[Run]:
-    """Nesterov momentum 0.9 and weight decay 1e-4 for all but Adam; the baselines minimise the cross-entropy."""
-
-    def sgd(params: list[nn.Parameter], loss: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
-
-    def staircase(optimizer: torch.optim.Optimizer, epochs: int) -> lr_scheduler.LRScheduler:
-        return lr_scheduler.MultiStepLR(optimizer, [epochs // 2, 3 * epochs // 4], gamma=0.1)
-
-    def dfw(params: list[nn.Parameter], loss: nn.Module) -> torch.optim.Optimizer:
-        return ProxOptimizer(loss, SingleStepFW(), params, lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-    return [
-        Run("DFW, no schedule", MultiClassHinge(smooth=True), dfw),
-        Run("SGD, no schedule", nn.CrossEntropyLoss(), sgd),
-        Run("SGD, schedule", nn.CrossEntropyLoss(), sgd, staircase),
-        Run("Adam", nn.CrossEntropyLoss(), lambda params, loss: torch.optim.Adam(params, lr=1e-3)),
-    ]
+def prox(solver: DualSolver, **options: Any) -> Make:
+    return lambda loss, params, lr: ProxOptimizer(loss, solver, params, lr, **options)
 
 
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(4, 8, 3, padding=1, stride=2),
-        nn.BatchNorm2d(8),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(8 * 16, 10),
-    )
+ADAPTIVE = prox(SingleStepFW(), metric=Diagonal(), average=0.99)  # Adam's metric; no momentum, no schedule
+METHODS: dict[str, tuple[int, str, str, Make]] = {  # passes through the network per step, marker, colour, optimizer
+    "SGD": (2, "s--", PURPLE, lambda loss, params, lr: SGD(params, lr)),
+    "Adam": (2, "D--", GREY, lambda loss, params, lr: Adam(params, lr)),
+    "SingleStepFW": (2, "o-", ORANGE, prox(SingleStepFW())),
+    "CorrectiveFW(5)": (10, "^-", GREEN, prox(CorrectiveFW(5))),  # a forward pass, five vjps and four jvps
+    "SingleStepFW, Diagonal, averaged": (2, "o-", BLUE, ADAPTIVE),
+}
 
 
-def digits(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1,297 training and 500 test images of 8×8, embedded in scikit-learn."""
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """1,297 training and 500 test images of 8×8, embedded in scikit-learn: pixels ``[n, 64]`` from -1 to 1."""
     images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
-    y = torch.tensor(labels)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    x, y = x[order].to(device), y[order].to(device)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(images, dtype=torch.float32)[order] / 8 - 1, torch.tensor(labels)[order]
     return x[500:], y[500:], x[:500], y[:500]
 
 
-def train(run: Run, model: nn.Module, data: tuple[Tensor, Tensor, Tensor, Tensor], epochs: int, batch: int) -> None:
-    x, y, x_test, y_test = data
-    optimizer = run.make(list(model.parameters()), run.loss)
-    schedule = run.schedule(optimizer, epochs) if run.schedule else None
-    hinge = MultiClassHinge()  # one yardstick for all
-    generator = torch.Generator().manual_seed(1)
-    for _ in (bar := tqdm(range(epochs), desc=f"{run.name:>16}", unit="epoch")):
-        model.train()
-        for chunk in torch.randperm(len(x), generator=generator).to(x.device).split(batch):
+def mlp(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def percent(right: Tensor) -> float:
+    return 100 * right.double().mean().item()
+
+
+def fit(model: nn.Module, loss: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, epochs: int, batch: int) -> None:
+    """The plain loop; it leaves the averaged weights in the model where the optimizer keeps them."""
+    for _ in range(epochs):
+        for chunk in torch.randperm(len(x)).split(batch):
             optimizer.zero_grad()
-            run.loss(model(x[chunk]), y[chunk]).backward()
-            optimizer.step()
-            gamma = optimizer.last.gamma.item() if isinstance(optimizer, ProxOptimizer) and optimizer.last else 1.0
-            run.step_size.append(gamma * optimizer.param_groups[0]["lr"])
-        if schedule:
-            schedule.step()
-        model.eval()
-        with torch.no_grad():
-            run.train_loss.append(hinge(model(x), y).item())
-            run.accuracy.append(100 * (model(x_test).argmax(1) == y_test).float().mean().item())
-        bar.set_postfix(hinge=f"{run.train_loss[-1]:.4f}", test=f"{run.accuracy[-1]:.1f}%")
+            if isinstance(optimizer, ProxOptimizer):  # it differentiates by itself, as often as its solver asks
+                optimizer.step(lambda chunk=chunk: loss(model(x[chunk]), y[chunk]))
+            else:
+                loss(model(x[chunk]), y[chunk]).backward()
+                optimizer.step()
+    if isinstance(optimizer, ProxOptimizer):
+        optimizer.eval()
 
 
-def table(results: list[Run]) -> str:
-    lines = [f"{'optimizer':<18}{'train hinge':>12}{'test accuracy':>15}{'first step-size':>17}{'last':>10}"]
-    for run in results:
-        first, last = per_epoch(run)[[0, -1]].tolist()
-        lines.append(f"{run.name:<18}{run.train_loss[-1]:>12.5f}{run.accuracy[-1]:>14.1f}%{first:>17.1e}{last:>10.1e}")
+def accuracies(seeds: int, epochs: int) -> Found:
+    """Test accuracies on the digits in percent, ``[η, seed]`` per method: an MLP, the cross-entropy, a constant η."""
+    x, y, x_test, y_test = digits()
+    found = {name: torch.zeros(len(ETAS), seeds) for name in METHODS}
+    runs = list(product(METHODS.items(), enumerate(ETAS), range(seeds)))
+    for (name, (*_, make)), (row, eta), seed in tqdm(runs, desc="accuracy against η", unit="run"):
+        model, loss = mlp(seed), CrossEntropy()
+        fit(model, loss, make(loss, list(model.parameters()), eta), x, y, epochs, batch=64)
+        found[name][row, seed] = percent(model(x_test).argmax(1) == y_test)
+    return found
+
+
+def read_words(count: int, epochs: int) -> tuple[Tensor, Found]:
+    """Test words and what was read, ``[500, T]`` each: the same network trained letter by letter, and in the hinge."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels, test_images, test_labels = digits()
+    x, word = words(images, labels, count, generator)
+    x_test, truth = words(test_images, test_labels, 500, generator)
+    alone, reader = mlp(seed=0), Reader(mlp(seed=0))
+    per_letter = (alone, CrossEntropy(), x.flatten(0, 1), word.flatten(), 32 * LENGTH)
+    structured = (reader, WordHinge(), x, word, 32)
+    for model, loss, inputs, target, batch in tqdm([per_letter, structured], desc="words", unit="run"):
+        fit(model, loss, ADAPTIVE(loss, list(model.parameters()), 0.01), inputs, target, epochs, batch)
+    decoded = WordHinge().decode(reader(x_test))
+    return x_test, {"truth": truth, "without": alone(x_test).argmax(2), "with": decoded}
+
+
+def live_step() -> tuple[Report, Report, list[Trace]]:
+    """The eleventh step of training by two solvers, each verified, and the bounds that the first one went through."""
+    x, y = digits()[0].double().split(64), digits()[1].split(64)
+    model, loss = mlp(seed=0).double(), CrossEntropy()
+    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=0.01, metric=Diagonal())
+    for k in range(10):
+        optimizer.step(lambda k=k: loss(model(x[k]), y[k]))
+    problem = optimizer.problem(loss(model(x[10]), y[10]))
+    trace: list[Trace] = []
+    solver = CorrectiveFW(max_steps=100, tol=1e-8, callback=trace.append)
+    return verify(problem, solver), verify(problem, SingleStepFW()), trace
+
+
+def tables(found: Found, read: Found, solved: Report, single: Report) -> str:
+    lines = [f"{'test accuracy in % at η =':<34}" + "".join(f"{eta:>7g}" for eta in ETAS) + "   passes per step"]
+    for name, rows in found.items():
+        lines += [f"{name:<34}" + "".join(f"{mean:>7.1f}" for mean in rows.mean(1)) + f"{METHODS[name][0]:>9}"]
+    lines += [f"\n{f'words of {LENGTH} noisy digits':<34}{'letters right':>14}{'whole words right':>21}"]
+    for name in ("without", "with"):
+        right = read[name] == read["truth"]
+        lines += [f"{f'the network {name} structure':<34}{percent(right):>12.1f} %{percent(right.all(1)):>19.1f} %"]
+    lines += [f"\nOne live step of training (cross-entropy, Adam's metric) and its exact solution P*:\n\n{solved}\n"]
+    lines += [f"SingleStepFW: D ≤ P* ≤ P is {single.dual:.4f} ≤ {single.exact:.4f} ≤ {single.primal:.4f}, {single.ok}"]
     return "\n".join(lines)
 
 
-def per_epoch(run: Run) -> Tensor:
-    """The mean step-size of each epoch: one batch's γ is noisy."""
-    return torch.tensor(run.step_size).view(len(run.train_loss), -1).mean(1)
+def draw_accuracies(axes: Any, found: Found) -> None:
+    for name, accuracy in found.items():
+        rows, (passes, line, color, _) = accuracy.numpy(), METHODS[name]
+        axes.plot(ETAS, rows.mean(1), line, color=color, label=f"{name}: {passes}".replace(", ", ",\n", 1))
+        axes.fill_between(ETAS, rows.min(1), rows.max(1), color=color, alpha=0.15)
+    axes.set(title="Digits: test accuracy (%) against η", xlabel="η", xscale="log", ylim=(0, 102))
+    axes.legend(title="passes per step", loc="center right", bbox_to_anchor=(1, 0.52), alignment="left")
 
 
-def draw(results: list[Run], path: Path) -> None:
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for run in results:
-        color = COLORS[run.name]
-        epochs = range(1, len(run.train_loss) + 1)
-        left.plot(epochs, torch.tensor(run.train_loss).clamp(min=FLOOR), color=color, label=run.name)
-        middle.plot(epochs, run.accuracy, color=color)
-        right.plot(epochs, per_epoch(run).clamp(min=FLOOR), color=color, drawstyle="steps-mid")
-    left.set(title="training loss (multi-class hinge)", xlabel="epoch", yscale="log")
-    middle.set(title="test accuracy (%)", xlabel="epoch", ylim=(92, 100))
-    right.set(title="step-size: γη for DFW, the learning rate else", xlabel="epoch", yscale="log")
-    left.legend(frameon=False)
-    for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.2)
+def draw_word(axes: Any, images: Tensor, read: dict[str, list[int]]) -> None:
+    """A word's images, and what was read without and with structure. Mistakes are marked red."""
+    for t, image in enumerate(images.view(-1, 8, 8).numpy()):
+        axes.imshow(image, cmap="gray_r", extent=(t, t + 0.9, 0.9, 0))
+    for y, name in ((1.35, "without"), (1.95, "with")):
+        axes.text(-0.2, y, name, ha="right", va="center")
+        for t, (letter, true) in enumerate(zip(read[name], read["truth"], strict=True)):
+            mark = {} if letter == true else {"color": "white", "bbox": {"boxstyle": "circle", "fc": RED, "ec": "none"}}
+            axes.text(t + 0.45, y, str(letter), ha="center", va="center", **mark)
+    axes.set(xlim=(0, LENGTH), ylim=(2.3, 0))
+    axes.axis("off")
+
+
+def draw_step(axes: Any, solved: Report, trace: list[Trace]) -> None:
+    steps = [state.step for state in trace]
+    axes.plot(steps, [state.primal - solved.exact for state in trace], "v-", color=ORANGE, label="P − P*, from above")
+    axes.plot(steps, [solved.exact - state.dual for state in trace], "^-", color=BLUE, label="P* − D, from below")
+    axes.set(title="One live training step: bounds on its exact value P*", yscale="log")
+    axes.set_xlabel("steps of CorrectiveFW (the first one is SingleStepFW's)")
+    axes.legend(title=f"last relative gap: {solved.relative_gap:.1e}", alignment="left")
+
+
+def draw(found: Found, x: Tensor, read: Found, solved: Report, trace: list[Trace], path: Path) -> None:
+    rcParams.update({"font.size": 13, "axes.titlesize": 14, "legend.fontsize": 12, "legend.frameon": False})
+    rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.2})
+    figure = Figure(figsize=(7.5, 10), layout="constrained")
+    top, middle, bottom = figure.subfigures(3, 1, height_ratios=(4, 3, 3), hspace=0.04)
+    draw_accuracies(top.subplots(), found)
+    whole = [percent((read[name] == read["truth"]).all(1)) for name in ("without", "with")]
+    middle.suptitle("Whole words right: {:.1f} % without structure, {:.1f} % with".format(*whole), fontsize=14)
+    for k, axes in enumerate(middle.subplots(2, 1)):
+        draw_word(axes, x[k], {name: letters[k].tolist() for name, letters in read.items()})
+    draw_step(bottom.subplots(), solved, trace[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-def verify_live_steps(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """The next step of training as each solver would take it, against the exact solution of that very step."""
-    live = copy.deepcopy(model).train()
-    criterion = MultiClassHinge(smooth=True)
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), live.parameters(), lr=1.0, weight_decay=1e-4)
-    problem = optimizer.problem(criterion(live(x), y))
-    for solver in (SingleStepFW(), MultiStepFW(max_steps=5), CorrectiveFW(max_steps=20), BlockFW(tol=1e-5), ExactQP()):
-        print(verify(problem, solver, tol=1e-4), end="\n\n")
-    print("The same for the cross-entropy, in the diagonal metric of Adam:\n")
-    entropy = CrossEntropy()
-    adaptive = ProxOptimizer(entropy, SingleStepFW(), live.parameters(), lr=0.01, metric=Diagonal())
-    print(verify(adaptive.problem(entropy(live(x), y)), CorrectiveFW(max_steps=60, tol=1e-5), tol=1e-4), end="\n\n")
+    figure.savefig(path, dpi=120, facecolor="white")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    for option, default in (("--seeds", 3), ("--epochs", 10), ("--words", 6000)):
+        parser.add_argument(option, type=int, default=default)
     parser.add_argument("--out", type=Path, default=Path("out/demo.png"))
     args = parser.parse_args()
-
-    torch.manual_seed(0)
-    initial = network().to(args.device)
-    data = digits(args.device)
-    print("A small conv net on scikit-learn's digits; one hyper-parameter, no schedule for DFW.\n")
-    results = runs()
-    for run in results:
-        train(run, copy.deepcopy(initial), data, args.epochs, args.batch)
-    print("\n" + table(results))
-    draw(results, args.out)
+    torch.set_num_threads(1)  # the networks are tiny
+    found = accuracies(args.seeds, args.epochs)
+    x, read = read_words(args.words, epochs=5)
+    solved, single, trace = live_step()
+    print("\n" + tables(found, read, solved, single))
+    draw(found, x, read, solved, trace, args.out)
     print(f"\nThe picture: {args.out}")
-
-    print("\nOne live step early in training, as each solver takes it, against the exact QP of that step:\n")
-    early = copy.deepcopy(initial)
-    train(Run("warm-up", MultiClassHinge(smooth=True), runs()[0].make), early, data, 1, args.batch)
-    verify_live_steps(early, data[0][:16], data[1][:16])
 
 
 if __name__ == "__main__":

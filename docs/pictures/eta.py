@@ -26,7 +26,7 @@ METHODS = {
 
 def accuracy(method: str, eta: float, momentum: float, seed: int) -> float:
     torch.manual_seed(seed)
-    x, y, x_test, y_test = digits(torch.device("cpu"))
+    x, y, x_test, y_test = digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     if method.startswith("SGD"):
         criterion: nn.Module = nn.CrossEntropyLoss()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from _network import digits, network
 from _style import BLACK, GREEN, GREY, ORANGE, PURPLE, plt, save
 
-from experiments.demo import digits, network
 from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import ExactQP
@@ -15,7 +15,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    x, y, *_ = digits(torch.device("cpu"))
+    x, y, *_ = digits()
     model = network()
     problem = ProxProblem.from_scores(MultiClassHinge(), model(x[:16].double()), y[:16], model.parameters(), lr=1.0)
     exact = problem.dual(ExactQP().solve(problem)).item()

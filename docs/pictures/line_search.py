@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 
 import torch
+from _network import digits, network
 from _style import GREY, ORANGE, plt, save
 
-from experiments.demo import digits, network
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
 
@@ -18,7 +18,7 @@ from proxsvm.losses import MultiClassHinge
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    x, y, *_ = digits(torch.device("cpu"))
+    x, y, *_ = digits()
     model = network()
     gammas = torch.linspace(0, 1, 101)
     figure, row = plt.subplots(1, 3, figsize=(11, 3), layout="constrained", sharey=True)

@@ -1,22 +1,85 @@
-"""The demo runs end to end, on fewer epochs."""
+"""The demo on a small scale: what its picture claims must hold there, too."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 
+import pytest
 import torch
 
 from experiments import demo
+from experiments.demo_words import LENGTH, WordHinge, words
+from proxsvm.verification import check_loss
 
 
-def test_the_demo_trains_verifies_and_draws(tmp_path, monkeypatch, capsys):
+@pytest.fixture(autouse=True)
+def float32():
     torch.set_default_dtype(torch.float32)
+
+
+def scores_and_words(n: int = 6, length: int = 4, letters: int = 3):
+    scores = torch.randn(n, length, letters, dtype=torch.double), torch.randn(n, letters, letters, dtype=torch.double)
+    return scores, torch.randint(letters, (n, length))
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_the_decoder_finds_the_best_of_all_words(augmented):
+    scores, target = scores_and_words()
+    loss = WordHinge()
+
+    def value(word):
+        phi = loss.features(word, scores)
+        total = sum((a * b).flatten(1).sum(1) for a, b in zip(phi, scores, strict=True))
+        return total + loss.cost(word, target) * augmented
+
+    every = torch.stack([value(torch.tensor(w).expand(6, 4)) for w in itertools.product(range(3), repeat=4)])
+    found = value(loss.decode(scores, target if augmented else None))
+    torch.testing.assert_close(found, every.amax(0))
+
+
+def test_the_hinge_of_words_is_what_it_says():
+    check_loss(WordHinge(), *scores_and_words())
+
+
+def test_words_follow_the_rule_and_show_their_digits():
+    labels = torch.arange(10).repeat(2)
+    images = labels[:, None].float().expand(20, 64) * 100
+    x, word = words(images, labels, 50, torch.Generator().manual_seed(0))
+    assert word.shape == (50, LENGTH)
+    assert torch.equal((x.mean(2) / 100).round().long(), word)
+    step = (word[:, 1:] - 2 * word[:, :-1]) % 10
+    assert set(step.flatten().tolist()) == {0, 1}
+
+
+def test_structure_reads_whole_words_that_the_same_network_alone_does_not():
+    _, read = demo.read_words(count=500, epochs=3)
+    alone, structured = (demo.percent((read[name] == read["truth"]).all(1)) for name in ("without", "with"))
+    assert structured > 5 * alone + 10
+
+
+def test_the_live_step_is_verified():
+    solved, single, trace = demo.live_step()
+    assert solved.optimal
+    assert solved.relative_gap <= 1e-8
+    assert single.ok
+    assert single.dual < single.exact < single.primal
+    assert trace[1].primal == pytest.approx(single.primal)
+    assert trace[1].dual == pytest.approx(single.dual)
+    assert all(state.dual <= solved.exact + 1e-10 and solved.exact <= state.primal + 1e-10 for state in trace)
+
+
+def test_the_demo_prints_its_tables_and_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "ETAS", [0.1, 1000.0])
     picture = tmp_path / "demo.png"
-    monkeypatch.setattr(sys, "argv", ["demo", "--epochs", "4", "--out", str(picture)])
+    monkeypatch.setattr(sys, "argv", ["demo", "--seeds", "1", "--epochs", "2", "--words", "200", "--out", str(picture)])
     demo.main()
     out = capsys.readouterr().out
-    assert picture.stat().st_size > 10_000
-    assert all(name in out for name in demo.COLORS)
-    assert out.count("verdict") == 6
-    assert out.rstrip().endswith("optimal")  # the cross-entropy in the diagonal metric
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 50_000
+    rows = {line[:34].strip(): line[34:].split() for line in out.splitlines()}
+    at_1000 = {name: float(rows[name][1]) for name in demo.METHODS}
+    assert max(at_1000.pop("SGD"), at_1000.pop("Adam")) < 50 < 85 < min(at_1000.values())
+    assert "verdict          optimal" in out
     assert "VIOLATED" not in out
+    assert "False" not in out
