@@ -1,6 +1,6 @@
 """Hugging Face Accelerate.
 
-pip install 'proxsvm[trainers]'
+pip install '.[trainers]' in the source folder
 python -m examples.with_accelerate
 """
 

@@ -1,6 +1,6 @@
 """The Trainer of Hugging Face transformers, which calls a bare ``optimizer.step()``.
 
-pip install 'proxsvm[trainers]'
+pip install '.[trainers]' in the source folder
 python -m examples.with_huggingface
 """
 

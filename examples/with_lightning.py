@@ -1,6 +1,6 @@
 """PyTorch Lightning, with automatic and with manual optimization.
 
-pip install 'proxsvm[trainers]'
+pip install '.[trainers]' in the source folder
 python -m examples.with_lightning
 """
 

@@ -18,6 +18,7 @@ def load(module: str, extra: str) -> Any:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise  # the module is there; something that it needs is not
         raise ModuleNotFoundError(
-            f"this part of proxsvm needs {module!r}, which is not installed: pip install 'proxsvm[{extra}]'",
+            f"this part of proxsvm needs {module!r}, which is not installed: pip install '.[{extra}]' in "
+            "proxsvm's source folder",
             name=module,
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from proxsvm.losses.base import Atom, ConvexLoss, detached, like, parts
+from proxsvm.losses.base import ConvexLoss, detached, like, parts
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
@@ -15,7 +15,11 @@ from proxsvm.solvers.exact_qp import ExactQP
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`verify` found. ``ok`` where D ≤ QP ≤ P holds, ``optimal`` where the step is also the exact one."""
+    """What :func:`verify` found. ``ok`` where D ≤ QP ≤ P holds, ``optimal`` where the step is also the exact one.
+
+    With an approximate oracle (``exact = False``) P and the gap are lower bounds only: the report is not ``certified``,
+    a step is never called optimal, and D ≤ QP ≤ P may fail without a bug.
+    """
 
     solver: str
     primal: float
@@ -28,6 +32,7 @@ class Report:
     gamma: float
     steps: int
     tol: float
+    certified: bool = True
 
     @property
     def ok(self) -> bool:
@@ -38,11 +43,13 @@ class Report:
     @property
     def optimal(self) -> bool:
         """Whether the certified relative gap is at most ``tol``."""
-        return self.ok and self.relative_gap <= self.tol
+        return self.certified and self.ok and self.relative_gap <= self.tol
 
     @property
     def verdict(self) -> str:
-        """One of optimal, feasible, VIOLATED."""
+        """One of optimal, feasible, no certificate, VIOLATED."""
+        if not self.certified:
+            return "no certificate: the loss has an approximate oracle, so P and the gap are lower bounds"
         if not self.ok:
             return "VIOLATED: D ≤ QP ≤ P does not hold"
         return (
@@ -106,6 +113,7 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
         gamma=float(point.gamma),
         steps=point.steps,
         tol=tol,
+        certified=problem.origin.loss.exact,
     )
 
 
@@ -113,8 +121,9 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     """Check that a loss is what it says: the largest of its atoms, and never below 0 or its own lower bound.
 
     At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen, of the
-    hull's own, where there is one, and of the smoothed one; of a loss with an approximate oracle (``exact = False``)
-    that is not asked. A value that an atom brings along must be that of the atom.
+    hull's own, where there is one, and of the smoothed one, and not better than all of the hull. Of a loss with an
+    approximate oracle (``exact = False``) only the second is asked. A value that an atom brings along must be that of
+    the atom.
     Raises AssertionError with the numbers. For tests of your own losses.
 
     >>> from proxsvm.losses import L1Regression
@@ -139,13 +148,13 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         bound = loss.lower_bound(u, target)
         if bound is not None and float((best - bound).min()) < -slack:
             raise AssertionError(f"{name} is {float((bound - best).max()):.3g} below its own lower_bound")
-        better = max(float((other.b(u) - best).max()) for other in [*atoms, *_others(loss, u, target)])
+        hull = loss.hull(u, target)
+        listed = None if hull is None else hull.best(u)
+        if listed is not None and (outside := float((best - listed.b(u).clamp(min=0)).max())) > slack:
+            raise AssertionError(
+                f"{name}.oracle is better than all atoms of its hull, by {outside:.3g}: it is none of them"
+            )
+        others = [*atoms, *([] if listed is None else [listed]), *([loss.smoothed(u, target)] if loss.smooth else [])]
+        better = max(float((other.b(u) - best).max()) for other in others)
         if loss.exact and better > slack:
             raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")
-
-
-def _others(loss: ConvexLoss, u: Any, target: Any) -> list[Atom]:
-    """The atoms that a loss has beside its oracle's."""
-    hull = loss.hull(u, target)
-    listed = None if hull is None else hull.best(u)
-    return [*([] if listed is None else [listed]), *([loss.smoothed(u, target)] if loss.smooth else [])]

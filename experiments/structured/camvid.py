@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--fast-cut", action="store_true", help="cut with PyMaxflow (pip install 'proxsvm[maxflow]')")
+    parser.add_argument("--fast-cut", action="store_true", help="cut with PyMaxflow (pip install '.[maxflow]')")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/camvid.png"))
     parser.add_argument("--weights", type=Path, default=Path("out/camvid"))
     given = parser.parse_args()

@@ -57,7 +57,7 @@ def scipy_cut(gain: Array, right: Array, down: Array) -> Array:
 def maxflow_cut(gain: Array, right: Array, down: Array) -> Array:
     """By PyMaxflow (Boykov and Kolmogorov's algorithm), in floating point: faster, but under the GPL.
 
-    Install it with ``pip install 'proxsvm[maxflow]'`` and pass ``GridHinge(cut=maxflow_cut)``.
+    Install it with ``pip install '.[maxflow]'`` in the source folder, and pass ``GridHinge(cut=maxflow_cut)``.
     """
     maxflow = load("maxflow", extra="maxflow")
     graph = maxflow.Graph[float](gain.size, 2 * gain.size)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxsvm._kernels.tensors import in_transform
 from proxsvm._numbers import on_host
 from proxsvm.linearization.graph import reaches
 from proxsvm.losses.base import Origin, without_autocast
@@ -51,7 +52,9 @@ class Record:
         self._unaccounted = False  # whether a backward pass found gradients that are not those of the record
         self.edited = False  # whether a gradient was changed between backward() and step()
         self._pass = -1  # torch's number of the last backward pass
-        self._values, self._floors = (_Sum(at, like, weakref.WeakMethod(self._begin)) for at in (1.0, 0.0))
+        self._found: tuple[int, bool, bool | None] = -1, False, None  # that number, and how it found the gradients
+        self._values, self._floors = (_Sum(at, like, _hook(self._begin)) for at in (1.0, 0.0))
+        self._looking = _hook(self._look)
 
     def watch(self, module: nn.Module) -> None:
         """Record the values of ``module`` from now on. It holds the record weakly; a copy of it is not watched."""
@@ -145,6 +148,8 @@ class Record:
             use = getattr(value, "used", None) or _Use()
             self._used.append(use)
             seen.used = use  # type: ignore[attr-defined]
+            if not in_transform():
+                seen.register_hook(self._looking)  # type: ignore[no-untyped-call]
         else:
             return value
         if hasattr(value, "origin"):
@@ -162,14 +167,26 @@ class Record:
             floor = torch.dot(origin.coefficients, known).to(value)
         return seen + floor * self._floors.leaf(value)
 
+    def _look(self) -> None:
+        """Note how a backward pass finds the gradients.
+
+        A leaf waits for all values that pass through it. By then one of several heads may have its gradients.
+        """
+        now = torch._C._current_graph_task_id()
+        if now == -1 or now != self._found[0]:
+            same = self._same(self._present())
+            self._found = now, same, None if same else _left(_grads(self._params()))
+
     def _begin(self) -> None:
         """A backward pass begins: gradients that were cleared or zeroed take their record along."""
         now, queue = _backward_pass()
         if queue is None or now == self._pass != -1:  # another leaf has said so already
             return
         self._pass = now
-        if not self._same(self._present()):
-            spent, used, left = self._spent is not None, self._used, _left(_grads(self._params()))
+        self._look()
+        _, same, left = self._found
+        if not same:
+            spent, used = self._spent is not None, self._used
             if spent or left is False:
                 self.clear()
                 self._used = used[-1:]  # the value that is being differentiated
@@ -197,10 +214,10 @@ class Record:
 class _Sum:
     """Leaves of one fixed value, one for each dtype and device, whose gradients add up.
 
-    ``begin``: a method to call before a leaf gets its gradient, and before any parameter gets one.
+    ``begin``: the hook of a leaf, called before it gets its gradient.
     """
 
-    def __init__(self, at: float, like: Tensor, begin: weakref.WeakMethod[Callable[[], None]]) -> None:
+    def __init__(self, at: float, like: Tensor, begin: Callable[[Tensor], None]) -> None:
         self.at, self.begin = at, begin
         self.first = self._new(like)
         self.others: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -221,20 +238,25 @@ class _Sum:
 
     def _new(self, like: Tensor) -> Tensor:
         leaf = torch.full((), self.at, dtype=like.dtype, device=like.device, requires_grad=True)
-        method = self.begin
-
-        def begin(_: Tensor) -> None:
-            known = method()
-            if known is not None and not torch.compiler.is_compiling():
-                known()
-
-        leaf.register_hook(begin)  # type: ignore[no-untyped-call]
+        leaf.register_hook(self.begin)  # type: ignore[no-untyped-call]
         return leaf
 
     def total(self, kept: Tensor | None) -> Tensor | None:
         """The sum of the gradients and of what was ``kept``; None where there is nothing."""
         found = [x for x in (*(leaf.grad for leaf in self.leaves()), kept) if x is not None]
         return sum((x.to(found[0]) for x in found[1:]), start=found[0]) if found else None
+
+
+def _hook(method: Callable[[], None]) -> Callable[[Tensor], None]:
+    """A tensor's hook that calls a method, without keeping its object alive; a compiled graph does not call it."""
+    weak = weakref.WeakMethod(method)
+
+    def call(_: Tensor) -> None:
+        known = weak()
+        if known is not None and not torch.compiler.is_compiling():
+            known()
+
+    return call
 
 
 class Gradients(NamedTuple):

@@ -29,7 +29,7 @@ class BlockFW(DualSolver):
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
     memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries: m backward
     passes in batches, and m·P + m² numbers of memory for P parameters. Its loops run on the CPU, compiled by numba
-    where that is installed (``pip install 'proxsvm[fast]'``).
+    where that is installed (the extra ``fast``).
 
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.

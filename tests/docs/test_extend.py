@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxsvm.losses import StructuredHinge
-from proxsvm.verification import check_loss
+from proxsvm import ProxProblem
+from proxsvm.losses import Atom, StructuredHinge
+from proxsvm.solvers import MultiStepFW
+from proxsvm.verification import check_loss, verify
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -64,9 +66,46 @@ def test_enumeration_finds_a_wrong_decoder():
         check_loss(Pair(wrong=True), scores, target)
 
 
+class Approximate(Pair):
+    """Says that its decoder is approximate, and it is: always [1, 1]."""
+
+    exact = False
+
+    def __init__(self) -> None:
+        super().__init__(wrong=True)
+
+
+class Dearer(Approximate):
+    """Its atoms are none of the loss, and above all of them."""
+
+    def oracle(self, scores, target):
+        s, c = super().oracle(scores, target)
+        return Atom(s, c + 9)
+
+
+def test_an_approximate_decoder_is_held_to_what_it_promises():
+    """It may miss the best labelling, but what it returns is one, so that the value is a lower bound."""
+    scores, target = torch.randn(6, 2), torch.randint(2, (6, 2))
+    check_loss(Approximate(), scores, target)
+    with pytest.raises(AssertionError, match="better than all atoms of its hull"):
+        check_loss(Dearer(), scores, target)
+
+
+def test_no_step_of_an_approximate_decoder_is_certified():
+    torch.manual_seed(0)
+    net, x, target = torch.nn.Linear(3, 2), torch.randn(6, 3), torch.randint(2, (6, 2))
+    problem = ProxProblem.from_scores(Approximate(), net(x), target, list(net.parameters()), lr=1.0)
+    report = verify(problem, MultiStepFW(max_steps=200), tol=1e-2)
+    assert not report.ok  # P is below QP: the decoder does not see what is left of the loss
+    assert report.relative_gap < 1e-2
+    assert not report.optimal
+    assert report.verdict.startswith("no certificate")
+    exact = ProxProblem.from_scores(Pair(), net(x), target, list(net.parameters()), lr=1.0)
+    assert verify(exact, MultiStepFW(max_steps=200), tol=1e-2).optimal
+
+
 def test_an_approximate_decoder_never_takes_less_than_the_truth():
-    loss = Pair(wrong=True)
-    loss.exact = False
+    loss = Approximate()
     scores, target = torch.tensor([[-9.0, -9.0], [9.0, 9.0]]), torch.tensor([[0, 0], [0, 0]])
     atom = loss.oracle(scores, target)
     assert atom.b(scores).tolist() == [0.0, 20.0]

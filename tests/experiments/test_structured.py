@@ -98,7 +98,7 @@ def test_chunking_from_file_to_picture(tmp_path, monkeypatch, capsys):
 
 
 def test_sentences_from_file_to_table(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'proxsvm[estimators]'")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install '.[estimators]'")
     plain = "He PRP B-NP\nreads VBZ B-VP\nbooks NNS B-NP\n. . O\n\n"
     late = "He PRP B-NP\nreads VBZ B-VP\nvery RB B-ADVP\nlate RB I-ADVP\nat IN B-PP\nnight NN B-NP\n. . O\n\n"
     (tmp_path / "conll2000").mkdir()
@@ -124,7 +124,7 @@ def test_sentences_from_file_to_table(tmp_path, monkeypatch, capsys):
 
 
 def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
-    image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install 'proxsvm[experiments]'")
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install '.[experiments]'")
     draw = np.random.default_rng(0)
     for split, count in {"train": 4, "val": 2, "test": 24}.items():
         for folder in (split, f"{split}annot"):
@@ -155,9 +155,7 @@ def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
 
 
 def test_the_best_chunks_are_seqevals():
-    metrics = pytest.importorskip(
-        "seqeval.metrics", reason="seqeval is not installed: pip install 'proxsvm[experiments]'"
-    )
+    metrics = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed: pip install '.[experiments]'")
     truth, found = [["B-NP", "I-NP", "O", "B-VP"]], [["B-NP", "O", "O", "B-VP"]]
     assert metrics.f1_score(truth, found) == pytest.approx(0.5)  # one of two chunks, as conlleval counts
 

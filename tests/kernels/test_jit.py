@@ -30,7 +30,7 @@ except ImportError as error:
 """
 UNUSABLE = {
     "NUMBA_DISABLE_JIT": ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "NUMBA_DISABLE_JIT=1 keeps it from"),
-    "missing": ("import sys; sys.modules['numba'] = None", r"pip install 'proxsvm[fast]'"),
+    "missing": ("import sys; sys.modules['numba'] = None", r"pip install '.[fast]'"),
     "numpy is too new": (
         """
 import sys, importlib.abc

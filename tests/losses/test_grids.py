@@ -66,7 +66,7 @@ def test_a_cut_is_the_enumeration(cut, H, W, seed, ties, masked, normalize, coup
         assert everywhere[at] == pytest.approx(float(everywhere.max()), abs=1e-6)
 
 
-@pytest.mark.skipif(len(CUTS) < 2, reason="PyMaxflow is not installed: pip install 'proxsvm[maxflow]'")
+@pytest.mark.skipif(len(CUTS) < 2, reason="PyMaxflow is not installed: pip install '.[maxflow]'")
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_the_two_cuts_agree_on_large_images(scale):
     draw = np.random.default_rng(0)

@@ -68,7 +68,7 @@ def saved(state, prefix=""):
 
 @each_way
 def test_lightning_with_automatic_optimization(way):
-    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning
 
     options = {"accumulate_grad_batches": way.get("accumulate", 1), "precision": "bf16-mixed" if "bf16" in way else 32}
@@ -77,14 +77,14 @@ def test_lightning_with_automatic_optimization(way):
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=["plain", "accumulate"])
 def test_lightning_with_manual_optimization(way):
-    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning
 
     assert_same_weights(with_lightning.fit(with_lightning.Manual(**way)), way)
 
 
 def test_lightning_with_a_solver_of_several_steps():
-    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning
 
     module = with_lightning.ManualSeveralSteps(MultiStepFW(3))
@@ -93,7 +93,7 @@ def test_lightning_with_a_solver_of_several_steps():
 
 @each_way
 def test_accelerate(way):
-    pytest.importorskip("accelerate", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("accelerate", reason="pip install '.[trainers]'")
     from accelerate.state import AcceleratorState
 
     from examples import with_accelerate
@@ -105,7 +105,7 @@ def test_accelerate(way):
 
 @each_way
 def test_hugging_face_trainer(way):
-    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
     from accelerate.state import AcceleratorState
 
     from examples import with_huggingface
@@ -173,7 +173,7 @@ class Flat:
 
 @pytest.mark.parametrize("kind", ["whole", "flat", "manual"])
 def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
-    lightning = pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    lightning = pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning as example
 
     class Watching(lightning.Callback):
@@ -198,7 +198,7 @@ def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
 
 
 def test_lightning_fits_tests_and_fits_again():
-    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from torch.utils.data import DataLoader
 
     from examples import with_lightning as example
@@ -217,7 +217,7 @@ def test_lightning_fits_tests_and_fits_again():
 
 
 def test_lightning_without_an_average_is_said():
-    pytest.importorskip("lightning", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning as example
 
     class Without(example.Automatic):
@@ -230,7 +230,7 @@ def test_lightning_without_an_average_is_said():
 
 @pytest.fixture
 def accelerate():
-    pytest.importorskip("accelerate", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("accelerate", reason="pip install '.[trainers]'")
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -252,7 +252,7 @@ def test_accelerate_saves_the_averages_and_resumes(tmp_path):
 
 @pytest.mark.usefixtures("accelerate")
 def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(tmp_path):
-    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
     from safetensors.torch import load_file
 
     from examples import with_huggingface
@@ -271,7 +271,7 @@ def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(tmp_p
 
 @pytest.mark.usefixtures("accelerate")
 def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(tmp_path):
-    pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
     from examples import with_huggingface
 
     options = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
@@ -293,7 +293,7 @@ def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(tmp_path):
 
 @pytest.mark.usefixtures("accelerate")
 def test_a_pretrained_model_with_tied_weights_saves_the_averages(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="pip install 'proxsvm[trainers]'")
+    transformers = pytest.importorskip("transformers", reason="pip install '.[trainers]'")
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )

@@ -160,5 +160,5 @@ def test_a_missing_extra_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr("importlib.import_module", lambda name: without_cvxpy(name))
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'proxsvm\[qp\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[qp\]' in proxsvm's source folder"):
         load("cvxpy", extra="qp")
