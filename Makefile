@@ -23,11 +23,11 @@ demo: setup  ## train on digits beside SGD and Adam, verify live steps, write ou
 test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
 
-docs: setup  ## build the site into out/site; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: setup  ## build the site into out/site, which opens from that folder, too; every warning is an error
+	$(BIN)/python -m zensical build --strict --clean
 
 docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+	$(BIN)/python -m zensical serve
 
 pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
@@ -54,4 +54,4 @@ format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything that was built
-	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out build dist .cache *.egg-info .mypy_cache .ruff_cache .hypothesis
