@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +17,8 @@ import pytest
 
 pytest.importorskip("zensical", reason="the extra 'docs' is not installed")
 ROOT = Path(__file__).parents[2]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium or Chrome, which is not installed")
 PUBLIC = (
     "proxsvm",
     "proxsvm.losses",
@@ -66,11 +70,56 @@ def test_formulas_notebooks_and_tables_arrive(site):
         assert "<table>" not in html, f"a table of {page} does not scroll"
 
 
+def seen(page: Path, script: str, width: int = 1400) -> object:
+    """What ``script``, an async function's body, returns in a real browser that opened the page from its folder."""
+    probe, frame = page.with_name("probe.html"), page.with_name("frame.html")
+    report = f"const look = async () => {{{script}}}\n"
+    report += "addEventListener('load', async () => parent.postMessage(JSON.stringify(await look()), '*'))"
+    probe.write_text(page.read_text().replace("</body>", f"<script>{report}</script></body>"))
+    frame.write_text(  # Chromium's own window is never narrower than 500 pixels
+        "<body><script>addEventListener('message', event => { document.body.dataset.seen = event.data })</script>"
+        f"<iframe src='probe.html' style='border: 0; width: {width}px; height: 800px'></iframe></body>"
+    )
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={page.parent}/user",
+    ]
+    command = [CHROMIUM, *options, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
+
+
+@browser
 def test_search_works_from_a_folder(site):
-    assert (site / "search.js").read_text().startswith("var __index")
-    shim = "style/iframe-worker.js"
-    assert (site / shim).exists()
-    assert f'src="./{shim}"' in (site / "index.html").read_text()
+    script = """
+        const pause = () => new Promise(done => setTimeout(done, 1000))
+        const all = root => [...root.querySelectorAll("*")].flatMap(e => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e])
+        await pause()
+        document.querySelector("[data-md-component=search] button, .md-search__button").click()
+        await pause()
+        const input = all(document).find(e => e.matches("input:not([type=checkbox], [type=radio])"))
+        input.value = "CorrectiveFW"
+        input.dispatchEvent(new InputEvent("input", { bubbles: true, composed: true }))
+        await pause()
+        return all(document).filter(e => e.matches("a[href*='CorrectiveFW']")).map(e => e.href)"""
+    assert any("api/solvers.html" in link for link in seen(site / "get-started.html", script))
+
+
+@browser
+@pytest.mark.parametrize("width", [375, 1400])
+def test_no_page_scrolls_sideways_and_what_is_wider_says_so(site, width):
+    script = """
+        const wide = [...document.querySelectorAll(".wide > div")].filter(e => e.scrollWidth > e.clientWidth + 2)
+        await new Promise(done => setTimeout(done, 500))
+        return [document.documentElement.scrollWidth, wide.length, document.querySelectorAll(".wide.more").length]"""
+    for name in ("index", "benchmarks", "how-it-works"):
+        page, wide, hints = seen(site / f"{name}.html", script, width)
+        assert page <= width, name
+        assert wide == hints, name
+        assert wide == 0 or width < 500, name
 
 
 def public(module: ModuleType) -> list[str]:
