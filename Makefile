@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := qp,grid,maxflow,estimators,fast,gpu,experiments,peers,trainers,docs,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve pictures notebooks
+.PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve links pictures notebooks dist
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,9 @@ docs: setup  ## build the site into out/site, which opens from that folder, too;
 docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
 	$(BIN)/python -m zensical serve
 
+links: setup  ## list every external link in docs/links.md
+	$(BIN)/python docs/links.py
+
 pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
 
@@ -43,6 +46,9 @@ bench-quick: setup  ## a small variant of what a step costs, under two minutes
 
 bench-compare: setup  ## two folders of results: make bench-compare A=before B=after
 	$(BIN)/python -m benchmarks.compare $(A) $(B)
+
+dist: setup  ## a wheel and an sdist in dist/
+	$(BIN)/python -m build --no-isolation
 
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .
