@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := qp,grid,maxflow,estimators,fast,gpu,experiments,peers,trainers,docs,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve pictures notebooks
+.PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve links pictures notebooks dist
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,11 +23,14 @@ demo: setup  ## accuracy against η, a structured task, a verified step: out/dem
 test: setup  ## run all tests, docs and README included
 	$(BIN)/python -m pytest -n auto -q
 
-docs: setup  ## build the site into out/site; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: setup  ## build the site into out/site, which opens from that folder, too; every warning is an error
+	$(BIN)/python -m zensical build --strict --clean
 
 docs-serve: setup  ## serve the site on http://localhost:8000, and rebuild it at every change
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+	$(BIN)/python -m zensical serve
+
+links: setup  ## list every external link in docs/links.md
+	$(BIN)/python docs/links.py
 
 pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 	for drawing in docs/pictures/[a-z]*.py; do PYTHONPATH=. $(BIN)/python $$drawing || exit 1; done
@@ -44,6 +47,9 @@ bench-quick: setup  ## a small variant of what a step costs, under two minutes
 bench-compare: setup  ## this tree and another commit, in turn: make bench-compare AGAINST=HEAD~1 BENCH="step criterion"
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.compare $(BENCH) --against $(or $(AGAINST),HEAD~1)
 
+dist: setup  ## a wheel and an sdist in dist/
+	$(BIN)/python -m build --no-isolation
+
 lint: setup  ## ruff and mypy (strict on proxsvm/)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,4 +60,4 @@ format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything that was built
-	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out build dist .cache *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -34,6 +34,7 @@ from experiments.studies import SMALL
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "docs" / "style" / "scroll.js"  # a hint at tables that are wider than the screen
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def render(scales: Scales, command: str) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.trim_blocks = environment.lstrip_blocks = True
-    return environment.get_template("page.html").render(title=TITLE, sections=sections, missing=said)
+    page = environment.get_template("page.html")
+    return page.render(title=TITLE, sections=sections, missing=said, script=SCRIPT.read_text(encoding="utf-8"))
 
 
 def _scale(scale: str, results: Results) -> list[Section]:
