@@ -30,8 +30,10 @@ extending: Any = load("numba.extending", extra="fast")
 carray, types = numba.carray, numba.types
 
 CHUNK = 1 << 12  # scores of which all exponentials are computed first: what was just written is slow to read
-exact = numba.njit(fastmath={"contract"}, error_model="numpy")
-jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")  # NaN stays NaN
+# Inlined, for the reason in step_loops.py; NaN stays NaN.
+EXACT = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
+exact = numba.njit(**EXACT)
+jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", forceinline=True)
 
 # A search among floats is compiled to vector instructions only as one among integers. The integers of their bits are in
 # the same order once the digits of the negative ones are flipped; a NaN is made the highest.
@@ -82,7 +84,7 @@ def _extremes(u: Array, y: int) -> Any:
     """The largest u_k with k ≠ y, and the least of all."""
 
 
-@extending.overload(_extremes, jit_options={"fastmath": {"contract"}}, inline="never")  # type: ignore[untyped-decorator]
+@extending.overload(_extremes, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _extremes_of(u: Array, y: int) -> Any:  # numba compares the annotations
     return _extremes32 if u.dtype == types.float32 else _extremes64
 
@@ -134,7 +136,7 @@ def _exp(x: Any) -> Any:
     """exp(x) for x ≤ 0."""
 
 
-@extending.overload(_exp, jit_options={"fastmath": {"contract"}})  # type: ignore[untyped-decorator]
+@extending.overload(_exp, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _exp_of(x: Any) -> Any:
     return _exp32 if x == types.float32 else _exp64
 
@@ -151,7 +153,7 @@ def _as(x: Any, like: Any) -> Any:
     """``x`` in the precision of ``like``: numba makes float64 of a float32 and an integer."""
 
 
-@extending.overload(_as)  # type: ignore[untyped-decorator]
+@extending.overload(_as, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _as_of(x: Any, like: Any) -> Any:
     return _as32 if like == types.float32 else _as64
 

@@ -34,8 +34,10 @@ HEAD = 8  # words of a job before the shares
 WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16  # flags of a job
 SCALARS = 10  # push, lift, keep = 1 − drop, μ, rate; β₂, 1 − β₂, correction, eps, scale
 BLOCK = 1 << 12  # elements that are summed up in their own precision, before they are added in float64
-# NaN stays NaN; a division by zero is infinite, because a check for it would keep loops from being vectorised
-jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
+# NaN stays NaN; a division by zero is infinite, because a check for it would keep loops from being vectorised.
+# Inlined, so that an entry holds all of its code. What is left outside exists twice, compiled for itself and again with
+# the entry; the first runs where it was just compiled, the second from a file: other bits after a restart.
+jit = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", forceinline=True)
 
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
