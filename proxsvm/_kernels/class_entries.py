@@ -1,5 +1,8 @@
 """The entries to :mod:`proxsvm._kernels.class_loops`: what torch's threads call by address, and what Python calls.
 
+Numba compiles them anew when this file changes; it does not look at the loops. Whoever changes those changes this, or
+removes numba's files (``__pycache__/*.nb?``).
+
 This module imports numba (the extra ``fast``): import it when a loss needs it.
 """
 

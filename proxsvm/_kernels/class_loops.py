@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from proxsvm._kernels import class_rows as field
-from proxsvm._kernels.native import at, carray, exact, extending, jit, take, types
+from proxsvm._kernels.native import EXACT, at, carray, exact, extending, jit, take, types
 from proxsvm._kernels.tensors import Array
 
 CHUNK = 1 << 12  # scores of which all exponentials are computed first: what was just written is slow to read
@@ -75,7 +75,7 @@ def _extremes(u: Array, y: int) -> Any:
     """The largest u_k with k ≠ y, and the least of all."""
 
 
-@extending.overload(_extremes, jit_options={"fastmath": {"contract"}}, inline="never")  # type: ignore[untyped-decorator]
+@extending.overload(_extremes, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _extremes_of(u: Array, y: int) -> Any:  # numba compares the annotations
     return _extremes32 if u.dtype == types.float32 else _extremes64
 
@@ -127,7 +127,7 @@ def _exp(x: Any) -> Any:
     """exp(x) for x ≤ 0."""
 
 
-@extending.overload(_exp, jit_options={"fastmath": {"contract"}})  # type: ignore[untyped-decorator]
+@extending.overload(_exp, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _exp_of(x: Any) -> Any:
     return _exp32 if x == types.float32 else _exp64
 
@@ -144,7 +144,7 @@ def _as(x: Any, like: Any) -> Any:
     """``x`` in the precision of ``like``: numba makes float64 of a float32 and an integer."""
 
 
-@extending.overload(_as)  # type: ignore[untyped-decorator]
+@extending.overload(_as, jit_options=EXACT)  # type: ignore[untyped-decorator]
 def _as_of(x: Any, like: Any) -> Any:
     return _as32 if like == types.float32 else _as64
 

@@ -21,8 +21,11 @@ extending: Any = load("numba.extending", extra="fast")
 carray, types = numba.carray, numba.types
 
 # A division by zero is infinite: a check for it would keep loops from being vectorised.
-jit = numba.njit(fastmath=set(FAST_MATH), error_model="numpy")
-exact = numba.njit(fastmath={"contract"}, error_model="numpy")
+# Inlined, so that an entry holds all of its code. What is left outside exists twice, compiled for itself and again with
+# the entry; the first runs where it was just compiled, the second from a file: other bits after a restart.
+EXACT = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
+exact = numba.njit(**EXACT)
+jit = numba.njit(fastmath=set(FAST_MATH), error_model="numpy", forceinline=True)
 
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
