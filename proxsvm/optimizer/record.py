@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from proxsvm._numbers import on_host
 from proxsvm.linearization.graph import reaches
 from proxsvm.losses.base import Origin, without_autocast
+from proxsvm.optimizer.undeclared import differentiated, reaches_past
 
 
 class Record:
@@ -51,6 +52,8 @@ class Record:
         self._unaccounted = False  # whether a backward pass found gradients that are not those of the record
         self.edited = False  # whether a gradient was changed between backward() and step()
         self._pass = -1  # torch's number of the last backward pass
+        self.partial = False  # whether one differentiated terms that were not recorded
+        self._passes = 0
         self._values, self._floors = (_Sum(at, like, weakref.WeakMethod(self._begin)) for at in (1.0, 0.0))
 
     def watch(self, module: nn.Module) -> None:
@@ -106,7 +109,7 @@ class Record:
         """Forget what was differentiated."""
         self._drop()
         self.generation += 1
-        self._spent, self._used, self._unaccounted, self.edited = None, [], False, False
+        self._spent, self._used, self._unaccounted, self.edited, self.partial = None, [], False, False, False
         self._gradients = None if torch.compiler.is_compiling() else self._present()  # zeros, perhaps
 
     def check(self, now: Gradients | None, as_left: bool) -> None:
@@ -175,6 +178,10 @@ class Record:
                 self._used = used[-1:]  # the value that is being differentiated
             if left or (left is None and not spent):
                 self._unaccounted = bool(used)  # by no compiled graph, which gives gradients in an order of its own
+        self._passes += 1
+        if self._passes.bit_count() == 1:  # 1, 2, 4, …: a script adds the same terms in every step
+            leaves, params = {id(x) for x in self._values.leaves()}, {id(p) for p in self._params()}
+            self.partial |= reaches_past(differentiated(), leaves, params)
         me = weakref.ref(self)
 
         def end() -> None:
