@@ -242,7 +242,7 @@ class ProxProblem:
         gap = self.expect(atom.value_at(v)) - spent
         if loss.smooth:
             soft = loss.direction(v, target)
-            promise = self.expect(soft.b(v)) - spent
+            promise = self.expect(soft.value_at(v)) - spent
             atom = soft.where((promise >= gap / 2).expand(len(atom.offset)), atom)
         if self._is_start(point):
             self._at_start = atom

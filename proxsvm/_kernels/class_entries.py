@@ -1,7 +1,6 @@
 """The entries to :mod:`proxsvm._kernels.class_loops`: what torch's threads call by address, and what Python calls.
 
-Numba compiles them anew when this file changes; it does not look at the loops. Whoever changes those changes this, or
-removes numba's files (``__pycache__/*.nb?``).
+Numba keeps what it compiled for as long as *this* file is the same: whoever changes the loops touches it, too.
 
 This module imports numba (the extra ``fast``): import it when a loss needs it.
 """

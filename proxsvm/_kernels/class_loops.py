@@ -152,13 +152,19 @@ def _as_of(x: Any, like: Any) -> Any:
 # The atom of a row.
 
 
+@exact  # type: ignore[untyped-decorator]
+def _above(u_k: Any, u_y: Any, rest: Any) -> Any:
+    """(u_k − u_y) + rest, in this order: at large scores u_k + rest would lose the digits of the rest."""
+    return (u_k - u_y) + rest
+
+
 @jit  # type: ignore[untyped-decorator]
 def _hinge(u: Array, y: int, zero: Any) -> Any:
     """max(0, u_k − u_y + 1) with the best k ≠ y, and that k, or y where the hinge is 0; and the least score."""
     u_k, least = _extremes(u, y)
     if len(u) == 1:
         return zero * u[0], y, least
-    margin = u_k - u[y] + _as(1.0, zero)
+    margin = _above(u_k, u[y], _as(1.0, zero))
     return (zero, y, least) if margin <= 0 else (margin, _first(u, u_k, y), least)
 
 
@@ -215,7 +221,7 @@ def _cross_entropy(u: Array, y: int, top: Any, s: Array, share: Any, zero: Any) 
     mass = _sum(s, zero)
     _scale(s, share / mass)
     s[y] -= share
-    return (top - u[y]) + _as(math.log(mass), zero)
+    return _above(top, u[y], _as(math.log(mass), zero))
 
 
 # A block of rows: Σ weight · b, and whether a score is −∞.

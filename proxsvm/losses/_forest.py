@@ -99,6 +99,17 @@ def silenced(scores: ForestScores, forest: Forest) -> ForestScores:
     return unary, pairwise
 
 
+def relative_scores(scores: ForestScores, forest: Forest) -> tuple[ForestScores, Tensor]:
+    """The scores for inference, relative to those of y, so that large ones do not cancel; and what y has then, ``[B]``.
+
+    Every node loses the scores of its true label and of the edge into it: y has 0 then, or −∞ where it is forbidden.
+    """
+    unary, pairwise = silenced(scores, forest)
+    at_node, at_edge = true_scores((unary, pairwise), forest)
+    finite = torch.where(at_node == -torch.inf, 0.0, at_node)
+    return (unary - finite - at_edge, pairwise), (at_node - finite).sum((1, 2))
+
+
 def best_labels(scores: ForestScores, forest: Forest) -> Tensor:
     """The labels of the largest score, ``[B, V]`` in the order of the input, 0 on padding."""
     return forest.in_input_order(best_labelling(scores[0].detach(), scores[1].detach(), forest.links))

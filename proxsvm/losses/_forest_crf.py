@@ -9,28 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm.losses._forest import Forest, ForestScores, add_features, allowed, features, silenced, true_scores
+from proxsvm.losses._forest import Forest, ForestScores, add_features, allowed, features, relative_scores, silenced
 from proxsvm.losses._hulls import Flow, Hull, entropy
 from proxsvm.losses._max_sum import sum_product
-from proxsvm.losses.base import Atom, ConvexLoss, Origin, detached, without_autocast
-
-
-class _Tangent(torch.autograd.Function):
-    """The values ``[B]`` of atoms with their gradients s, computed already: no graph of the recursion is needed."""
-
-    @staticmethod
-    def forward(value: Tensor, *_: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:3])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        node, edge = ctx.saved_tensors
-        return None, None, None, grad[:, None, None] * node, grad[:, None, None, None] * edge
+from proxsvm.losses.base import Atom, ConvexLoss
 
 
 class ForestCRF(ConvexLoss):
@@ -48,29 +30,12 @@ class ForestCRF(ConvexLoss):
         return (scores, target) if isinstance(target, Forest) else self._arrange(scores, target)
 
     def oracle(self, scores: ForestScores, target: Forest) -> Atom:
-        """s = marginals − φ(y), c = the entropy of p, and the value log Z − score(y).
-
-        Where the scores are taken relative to those of y, the value is log Z, and nothing cancels.
-        """
-        unary, pairwise = silenced(scores, target)
-        at_node, at_edge = true_scores((unary, pairwise), target)
-        shift = torch.where(at_node == -torch.inf, 0.0, at_node)
-        log_z, node, edge = sum_product(unary - shift - at_edge, pairwise, target.links)
+        """s = marginals − φ(y), c = the entropy of p, and the value log Z − score(y)."""
+        relative, of_truth = relative_scores(scores, target)
+        log_z, node, edge = sum_product(*relative, target.links)
         s = add_features((node * target.nodes[..., None], edge * target.edges[..., None, None]), target, -1)
         c = entropy(node, edge, target.nodes, target.edges, target.parents)
-        return Atom(s, c, log_z - (at_node - shift).sum((1, 2)))
-
-    def evaluate(self, scores: ForestScores, target: Forest, sample_weight: Tensor | None = None) -> Tensor:
-        """Σ_i p_i (log Z_i − score_i(y_i))."""
-        p = self.coefficients(scores, target, sample_weight)
-        with without_autocast(scores[0]):
-            with torch.no_grad():
-                atom = self.oracle(detached(scores), target)
-            each: Tensor = _Tangent.apply(atom.value, *atom.s, *scores)  # type: ignore[no-untyped-call, unused-ignore]
-            if self.reduction == "none":
-                return p * each
-            value = torch.dot(p, each) if isinstance(p, Tensor) else p * each.sum()
-        return self._recorded(value, Origin(self, scores, target, p, atom))
+        return Atom(s, c, log_z - of_truth)
 
     def hull(self, scores: ForestScores, target: Forest) -> Hull:
         """The flow polytope under the entropy, which on forests is Bethe's."""

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from proxsvm.losses._classes import as_cost
-from proxsvm.losses._forest import Forest, ForestScores, add_features, allowed, best_labels, features, silenced
+from proxsvm.losses._forest import (
+    Forest,
+    ForestScores,
+    add_features,
+    allowed,
+    best_labels,
+    features,
+    relative_scores,
+    true_scores,
+)
 from proxsvm.losses._hulls import Flow, Hull
 from proxsvm.losses._max_sum import best_labelling, sum_product
 from proxsvm.losses.base import Atom, Reduction
@@ -60,7 +69,12 @@ class ForestHinge(StructuredHinge):
 
     def _atom(self, labelling: Forest, scores: ForestScores, target: Forest) -> Atom:
         s = add_features(self.features(labelling, scores), target, -1)
-        return Atom(s, self.cost(labelling, target).to(scores[0]))
+        return self._valued(Atom(s, self.cost(labelling, target).to(scores[0])), scores, target)
+
+    def _valued(self, atom: Atom, scores: ForestScores, target: Forest) -> Atom:
+        """The atom with its value, from scores relative to those of y: at every node and edge s sums to 0."""
+        at_node, at_edge = true_scores(scores, target)
+        return atom.about(scores, (at_node, at_edge[:, 1:, None]))
 
     def _task_loss(self, unary: Tensor, target: Forest) -> Tensor:
         """What each label would cost at each node, ``[B, V, K]``."""
@@ -78,7 +92,7 @@ class ForestHinge(StructuredHinge):
 
     def _best(self, scores: ForestScores, target: Forest) -> Forest:
         """The best labelling of the scores with Δ added to those of the nodes."""
-        unary, pairwise = silenced(scores, target)
+        (unary, pairwise), _ = relative_scores(scores, target)
         return target._replace(labels=best_labelling(unary + self._task_loss(unary, target), pairwise, target.links))
 
     def _labels(self, scores: ForestScores, target: Forest, *, augmented: bool) -> Tensor:
@@ -88,10 +102,11 @@ class ForestHinge(StructuredHinge):
 
     def smoothed(self, scores: ForestScores, target: Forest) -> Atom:
         """s = marginals − φ(y), with the expected Δ: the gradient of the conditional random field's likelihood."""
-        unary, pairwise = silenced(scores, target)
-        _, node, edge = sum_product(unary, pairwise, target.links)
+        relative, _ = relative_scores(scores, target)
+        _, node, edge = sum_product(*relative, target.links)
         s = add_features((node * target.nodes[..., None], edge * target.edges[..., None, None]), target, -1)
-        return Atom(s, (node * self._task_loss(unary, target)).sum((1, 2)))
+        expected = (node * self._task_loss(node, target)).sum((1, 2))
+        return self._valued(Atom(s, expected), scores, target)
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
         """The flow polytope."""

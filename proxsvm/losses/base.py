@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from proxsvm._kernels.tensors import assert_async, in_transform, widened
+from proxsvm._kernels.tensors import assert_async, in_transform, traced, widened
+from proxsvm.losses._rows import in_slices, relative, row_dots, tangent
 
 if TYPE_CHECKING:
     from proxsvm.losses._hulls.base import Hull
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 T = TypeVar("T")
-SLICE = 2**18  # elements that fit into a core's cache
 
 
 def parts(scores: Scores) -> tuple[Tensor, ...]:
@@ -44,28 +44,6 @@ def detached(scores: T) -> T:
     given: Any = scores
     found: Any = like(given, tuple(u.detach() for u in parts(given)))
     return cast(T, found)
-
-
-def in_slices(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """``f(*rows)``, a slice of rows at a time on the CPU: the temporaries of ``f`` stay small, and in the cache.
-
-    >>> in_slices(lambda a, b: a + b, torch.ones(3), torch.ones(3))
-    tensor([2., 2., 2.])
-    """
-    first = rows[0]
-    size = max(1, len(first) * SLICE // max(1, first.numel()))
-    if size >= len(first) or first.device.type != "cpu" or torch.compiler.is_compiling():
-        return f(*rows)
-    return torch.cat([f(*part) for part in zip(*(torch.split(r, size) for r in rows), strict=True)])
-
-
-def row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a_i, b_i⟩ for each row, ``[n]``; torch would make all the products first.
-
-    >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
-    tensor([11.])
-    """
-    return in_slices(torch.linalg.vecdot, a, b)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -107,6 +85,20 @@ class Atom:
     def value_at(self, scores: Scores) -> Tensor:
         """b at the scores where the oracle made this atom, ``[n]``."""
         return self.b(scores) if self.value is None else self.value
+
+    def about(self, scores: Scores, reference: Scores) -> Atom:
+        """With its value at ``scores`` as ⟨s, u − reference⟩ + c, which does not cancel; ⟨s, reference⟩ must be 0."""
+        value = self.offset
+        for s, u, r in zip(parts(self.s), parts(scores), parts(reference), strict=True):
+            value = value + in_slices(lambda *x: row_dots(x[0].flatten(1), relative(*x[1:]).flatten(1)), s, u, r)
+        return replace(self, value=value)
+
+    def at(self, scores: Scores) -> Tensor:
+        """b as a function of the scores, where the oracle made this atom, whose gradient is s."""
+        if self.value is not None and not traced():
+            return tangent(self.value, parts(self.s), parts(scores))
+        b = self.b(scores)
+        return b if self.value is None else self.value + (b - b.detach())  # the same, by what compilers understand
 
     def where(self, chosen: Tensor, other: Atom) -> Atom:
         """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
@@ -249,7 +241,7 @@ class ConvexLoss(nn.Module):
         if not self.smooth:
             return exact
         soft = self.smoothed(scores, target)
-        return soft.where(soft.b(scores) > 0, exact)
+        return soft.where(soft.value_at(scores) > 0, exact)
 
     def coefficients(self, scores: Any, target: Any, sample_weight: Tensor | None) -> Tensor | float:
         """The weight p_i with which each sample enters the value: ``[n]``, or a number if it is the same for all."""
@@ -292,11 +284,13 @@ class ConvexLoss(nn.Module):
             with torch.no_grad():
                 atom = self.direction(detached(scores), target)
             self._check(atom, scores)
-            if self.reduction == "none":
-                return p * atom.b(scores)
-            return self._recorded(_total(atom, scores, p), Origin(self, scores, target, p, atom))
+            return self._reduced(atom.at(scores), p, Origin(self, scores, target, p, atom))
 
-    def _recorded(self, value: Tensor, origin: Origin) -> Tensor:
+    def _reduced(self, each: Tensor, p: Tensor | float, origin: Origin) -> Tensor:
+        """Σ_i p_i ℓ_i with its origin; for ``reduction="none"`` the ``[n]`` values p_i ℓ_i."""
+        if self.reduction == "none":
+            return p * each
+        value = torch.dot(p, each) if isinstance(p, Tensor) else p * each.sum()
         if value.requires_grad:
             value.origin = origin  # type: ignore[attr-defined]
         return value
@@ -318,16 +312,6 @@ class ConvexLoss(nn.Module):
 
 class PiecewiseLinearLoss(ConvexLoss):
     """A loss with finitely many atoms, whose hull is a polytope: the hinges and their kin."""
-
-
-def _total(atom: Atom, scores: Scores, p: Tensor | float) -> Tensor:
-    """Σ_i p_i (⟨s_i, u_i⟩ + c_i)."""
-    if isinstance(p, Tensor):
-        return torch.dot(p, atom.b(scores))
-    value = p * atom.offset.sum()
-    for s, u in zip(parts(atom.s), parts(scores), strict=True):
-        value = torch.add(value, torch.dot(s.reshape(-1), u.reshape(-1)), alpha=p)
-    return value
 
 
 def require(ok: Tensor, message: str) -> None:

@@ -11,7 +11,8 @@ from proxsvm._kernels.class_rows import Kind
 from proxsvm._kernels.tensors import in_transform
 from proxsvm.losses._classes import ClassLoss, as_cost, one_hot
 from proxsvm.losses._hulls import Simplex
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, in_slices
+from proxsvm.losses._rows import in_slices, relative
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 
 
 class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
@@ -76,23 +77,25 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
             delta: Tensor | float = float(scores.shape[1] > 1)  # a lone class is no rival of itself
         else:
             delta = self.cost.to(scores)[k.squeeze(1), y]
-        one = (u_k - u_y + delta > 0).to(scores)[:, None]
+        margin = u_k - u_y + delta
+        one = (margin > 0).to(scores)[:, None]
         s = torch.zeros_like(scores).scatter_(1, k, one).scatter_(1, y[:, None], -one)
-        return Atom(s, one.squeeze(1) * delta)
+        return Atom(s, one.squeeze(1) * delta, margin.clamp(min=0))
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
         p, y = scores.softmax(1), self.classes(scores, target)
         wrong = 1 - p.gather(1, y[:, None])
         expected = wrong if self.cost is None else (p * self._task_loss(scores, y)).sum(1, keepdim=True)
-        return Atom(p.scatter_(1, y[:, None], -wrong), expected.squeeze(1))
+        s = p.scatter_(1, y[:, None], -wrong)
+        return Atom(s, expected.squeeze(1)).about(scores, scores.gather(1, y[:, None]))
 
     def direction(self, scores: Tensor, target: Tensor) -> Atom:
         """As for every loss; without a cost matrix the two atoms are mixed on one copy of the scores."""
         if not self.smooth or self.cost is not None or in_transform():
             return super().direction(scores, target)
         s = torch.empty_like(scores)
-        return Atom(s, in_slices(_mix, scores, self.classes(scores, target), s))
+        return Atom(s, *in_slices(_mix, scores, self.classes(scores, target), s).unbind(1))
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
@@ -101,18 +104,18 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
 
 
 def _mix(scores: Tensor, target: Tensor, s: Tensor) -> Tensor:
-    """Write the direction of ``MultiClassHinge(smooth=True)`` into ``s``, and return its c, ``[n]``.
+    """Write the direction of ``MultiClassHinge(smooth=True)`` into ``s``, and return its c and its value, ``[n, 2]``.
 
     exp keeps the order of the scores, so the largest u_k + Δ(k, y) is the largest p_k, with p_y / e for p_y.
     """
     y = target[:, None]
     p = torch.softmax(scores, 1, out=s)
-    p_y = p.gather(1, y)
-    helps = torch.linalg.vecdot(p, scores)[:, None] - scores.gather(1, y) - p_y > -1  # ⟨s, u⟩ + c > 0
+    p_y, margins = p.gather(1, y), relative(scores, scores.gather(1, y))
+    helps = torch.linalg.vecdot(p, margins)[:, None] - p_y > -1  # ⟨s, u⟩ + c > 0
     best = p.scatter_(1, y, torch.where(helps, p_y, p_y / math.e)).amax(1, keepdim=True)
     floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it is all of p, or what ties with the largest
     alpha = p.sub_(floor).relu_()
     alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_())
     wrong = 1 - alpha.gather(1, y)
     alpha.scatter_(1, y, -wrong)
-    return wrong.squeeze(1)
+    return torch.cat([wrong, torch.linalg.vecdot(alpha, margins)[:, None] + wrong], 1)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses.base import Atom, ConvexLoss, Origin, Reduction, like, parts, row_dots, without_autocast
+from proxsvm.losses._rows import row_dots
+from proxsvm.losses.base import Atom, ConvexLoss, Origin, Reduction, like, parts, without_autocast
 
 
 class SmoothLoss(ConvexLoss):
@@ -57,11 +58,7 @@ class SmoothLoss(ConvexLoss):
         """Σ_i p_i f(u_i, y_i)."""
         p = self.coefficients(scores, target, sample_weight)
         with without_autocast(parts(scores)[0]):
-            each = self._values(scores, target)
-            if self.reduction == "none":
-                return p * each
-            value = torch.dot(p, each) if isinstance(p, Tensor) else p * each.sum()
-        return self._recorded(value, Origin(self, scores, target, p))
+            return self._reduced(self._values(scores, target), p, Origin(self, scores, target, p))
 
     def _values(self, scores: Any, target: Any) -> Tensor:
         first = parts(scores)[0]

@@ -24,9 +24,9 @@ NO_ORIGIN = (
     f"belong in lr or sample_weight.) Where another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 MISSING = (
-    "the recorded loss value is 0 but its gradient is not, so γ = 0 and nothing is trained: a term of the loss is "
-    "missing from the record. Declare it, term = optimizer.watch(term), or pass the sum that was differentiated, "
-    "optimizer.step(loss=total)"
+    "a term of the loss is missing from the record: it was added to the criterion's value, and differentiated, but the "
+    "optimizer does not know its value, so γ is wrong. Declare it, term = optimizer.watch(term), or pass the sum that "
+    "was differentiated, optimizer.step(loss=total)"
 )
 EDITED = (
     "a gradient was changed between backward() and step(), so that it no longer belongs to the recorded loss value "

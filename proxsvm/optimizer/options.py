@@ -13,7 +13,8 @@ def check_options(
     if not isinstance(loss, ConvexLoss):
         raise TypeError(
             f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
-            "from the tangent planes of a convex loss"
+            "from the tangent planes of a convex loss. (Of several, give the first, and declare the others: "
+            "term = optimizer.watch(term))"
         )
     if not isinstance(solver, DualSolver):
         hint = ", not its class: add ()" if isinstance(solver, type) else ""

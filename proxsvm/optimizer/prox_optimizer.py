@@ -284,7 +284,7 @@ class ProxOptimizer(AveragingOptimizer):
         problem, value = gradient_problem(
             grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
         )
-        if loss is None and lacks_a_term(value, problem):
+        if loss is None and (lacks_a_term(value, problem) or (undeclared is None and self._record.partial)):
             self._warn(MISSING)
         return _Step(problem, value, groups, scale, seen)
 

@@ -13,6 +13,7 @@ from proxsvm._kernels.tensors import in_transform
 from proxsvm._numbers import on_host
 from proxsvm.linearization.graph import reaches
 from proxsvm.losses.base import Origin, without_autocast
+from proxsvm.optimizer.undeclared import differentiated, reaches_past
 
 
 class Record:
@@ -53,6 +54,8 @@ class Record:
         self.edited = False  # whether a gradient was changed between backward() and step()
         self._pass = -1  # torch's number of the last backward pass
         self._found: tuple[int, bool, bool | None] = -1, False, None  # that number, and how it found the gradients
+        self.partial = False  # whether one differentiated terms that were not recorded
+        self._passes = 0
         self._values, self._floors = (_Sum(at, like, _hook(self._begin)) for at in (1.0, 0.0))
         self._looking = _hook(self._look)
 
@@ -109,7 +112,7 @@ class Record:
         """Forget what was differentiated."""
         self._drop()
         self.generation += 1
-        self._spent, self._used, self._unaccounted, self.edited = None, [], False, False
+        self._spent, self._used, self._unaccounted, self.edited, self.partial = None, [], False, False, False
         self._gradients = None if torch.compiler.is_compiling() else self._present()  # zeros, perhaps
 
     def check(self, now: Gradients | None, as_left: bool) -> None:
@@ -172,7 +175,7 @@ class Record:
 
         A leaf waits for all values that pass through it. By then one of several heads may have its gradients.
         """
-        now = torch._C._current_graph_task_id()
+        now, _ = _backward_pass()
         if now == -1 or now != self._found[0]:
             same = self._same(self._present())
             self._found = now, same, None if same else _left(_grads(self._params()))
@@ -192,6 +195,10 @@ class Record:
                 self._used = used[-1:]  # the value that is being differentiated
             if left or (left is None and not spent):
                 self._unaccounted = bool(used)  # by no compiled graph, which gives gradients in an order of its own
+        self._passes += 1
+        if self._passes.bit_count() == 1:  # 1, 2, 4, …: a script adds the same terms in every step
+            leaves, params = {id(x) for x in self._values.leaves()}, {id(p) for p in self._params()}
+            self.partial |= reaches_past(differentiated(), leaves, params)
         me = weakref.ref(self)
 
         def end() -> None:

@@ -21,7 +21,7 @@ from proxsvm.losses import (
     QuantileRegression,
     TopKHinge,
     WestonWatkinsHinge,
-    base,
+    _rows,
 )
 from proxsvm.losses.base import parts
 from proxsvm.solvers import MultiStepFW
@@ -211,7 +211,7 @@ def test_slices_change_nothing(smooth, cost, monkeypatch):
     forward = functools.partial(ConvexLoss.forward, loss)  # not the compiled one, which needs no slices
     value = forward(u, y)
     (expected,) = torch.autograd.grad(value, u)
-    monkeypatch.setattr(base, "SLICE", 3 * K)
+    monkeypatch.setattr(_rows, "SLICE", 3 * K)
     torch.testing.assert_close(forward(u, y), value)
     (gradient,) = torch.autograd.grad(forward(u, y), u)
     torch.testing.assert_close(gradient, expected)

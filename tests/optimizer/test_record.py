@@ -331,3 +331,77 @@ def test_without_torchs_number_of_a_backward_pass_training_is_the_same(monkeypat
             optimizer.step()
         results.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def penalised(optimizer, model, x, y):
+    return optimizer.loss(model(x), y) + 0.1 * model[0].weight.square().sum()
+
+
+@pytest.mark.parametrize("how", ["sum", "scaled sum", "two roots", "in place"])
+def test_a_term_that_nobody_declared_is_noticed_once(how):
+    """(criterion + penalty).backward(): its gradient is there, and its value is not."""
+    model, data = mlp(), batches(3)
+    optimizer = optimizer_for(model, lr=0.5)
+
+    def train():
+        for x, y in data:
+            optimizer.zero_grad()
+            if how == "two roots":
+                torch.autograd.backward([optimizer.loss(model(x), y), model[0].weight.square().sum()])
+            elif how == "in place":
+                value = optimizer.loss(model(x), y)
+                value += model[0].weight.square().sum()
+                value.backward()
+            else:
+                (penalised(optimizer, model, x, y) / (4 if how == "scaled sum" else 1)).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"a term of the loss is missing from the record.*optimizer\.watch") as seen:
+        train()
+    assert len(seen) == 1
+
+
+def test_a_term_that_joins_later_is_noticed_too():
+    model, data = mlp(), batches(9)
+    optimizer = optimizer_for(model, lr=0.5)
+
+    def train(data, penalty):
+        for x, y in data:
+            optimizer.zero_grad()
+            (optimizer.loss(model(x), y) + (model[0].weight.square().sum() if penalty else 0)).backward()
+            optimizer.step()
+
+    train(data[:5], False)
+    with pytest.warns(UserWarning, match="a term of the loss is missing"):
+        train(data[5:], True)
+
+
+@pytest.mark.parametrize("how", ["divided", "value given", "closure", "another network's", "frozen", "compiled"])
+def test_what_is_declared_or_moves_no_parameter_is_not_missing(how):
+    """Warnings are errors here."""
+    model, stranger = mlp(), mlp()
+    optimizer = optimizer_for(model, lr=0.5)
+    forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
+    if how == "compiled":
+        forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        if how == "value given":
+            total = penalised(optimizer, model, x, y)
+            total.backward()
+            optimizer.step(loss=total)
+        elif how == "closure":
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                total = penalised(optimizer, model, x, y)
+                total.backward()
+                return total
+
+            optimizer.step(closure)
+        else:
+            other = stranger(x).square().sum()
+            extra = {"another network's": other, "frozen": (model[0].weight.detach() ** 2).sum()}.get(how, 0)
+            ((forward(x, y) + extra) / 2).backward()
+            optimizer.step()
+    torch._dynamo.reset()

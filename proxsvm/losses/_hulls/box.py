@@ -34,14 +34,19 @@ class Box(ClosedHull):
 
     def lift(self, s: Tensor) -> Tensor:
         """−⟨s, center⟩ − band ‖s‖₁."""
-        paid = s * self.center + self.band * s.abs() if self.band else s * self.center
-        return -paid.reshape(len(s), -1).sum(1)
+        return -self._paid(s, self.center)
+
+    def _paid(self, s: Tensor, x: Tensor) -> Tensor:
+        """⟨s, x⟩ + band ‖s‖₁, ``[n]``."""
+        paid = s * x + self.band * s.abs() if self.band else s * x
+        return paid.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
         """high above the band, low below it, 0 inside."""
         residual, inside = v - self.center, torch.zeros_like(v)
         below = torch.where(residual < -self.band, self.low, inside)
-        return self._atom(torch.where(residual > self.band, self.high, below))
+        s = torch.where(residual > self.band, self.high, below)
+        return Atom(s, self.lift(s), -self._paid(s, -residual))
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The residual v − center, shrunk by the band, divided by h and clipped."""

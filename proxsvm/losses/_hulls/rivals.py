@@ -25,9 +25,10 @@ class Rivals(Hull):
     def best(self, v: Tensor) -> Atom:
         """Every class within the margin."""
         y = self.target[:, None]
-        active = (v - v.gather(1, y) + 1 > 0).to(v).scatter_(1, y, 0)
+        v_y = v.gather(1, y)
+        active = (v - v_y + 1 > 0).to(v).scatter_(1, y, 0)
         count = active.sum(1)
-        return Atom(active.scatter_(1, y, -count[:, None]), count)
+        return Atom(active.scatter_(1, y, -count[:, None]), count).about(v, v_y)
 
     def express(self) -> Polytope:
         """The box of the β."""

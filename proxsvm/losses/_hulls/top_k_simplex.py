@@ -27,9 +27,10 @@ class TopKSimplex(Hull):
         """The k classes of the largest augmented scores, or 0 where their mean margin is not positive."""
         y = torch.zeros_like(v).scatter_(1, self.target[:, None], 1)
         alpha = torch.zeros_like(v).scatter_(1, (v + 1 - y).topk(self.k, dim=1).indices, 1 / self.k)
-        atom = Atom(alpha - y, (alpha * (1 - y)).sum(1))
-        nothing = Atom(torch.zeros_like(v), torch.zeros_like(atom.offset))
-        return nothing.where(atom.b(v) <= 0, atom)  # a NaN stays in the value
+        atom = Atom(alpha - y, (alpha * (1 - y)).sum(1)).about(v, v.gather(1, self.target[:, None]))
+        value = atom.value_at(v)
+        nothing = Atom(torch.zeros_like(v), *(torch.zeros_like(value),) * 2)
+        return nothing.where(value <= 0, atom)  # a NaN stays in the value
 
     def express(self) -> Polytope:
         """The top-k simplex."""

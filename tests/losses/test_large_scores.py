@@ -1,0 +1,142 @@
+"""Scores far from zero: ⟨s, u⟩ and c cancel there, and the value of a float32 loss must not lose its digits to that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import (
+    AveragePrecisionHinge,
+    ChainCRF,
+    ChainHinge,
+    ConvexLoss,
+    CrossEntropy,
+    Huber,
+    L1Regression,
+    LovaszHinge,
+    MultiClassHinge,
+    QuantileRegression,
+    SquaredError,
+    TopKHinge,
+    TreeHinge,
+    WestonWatkinsHinge,
+)
+from proxsvm.losses.base import like, parts
+from proxsvm.solvers import SingleStepFW
+from tests.cases import K, class_weights, cost_matrix
+
+N, T, FAR = 24, 6, 1e4
+
+
+def classes() -> tuple[Tensor, Tensor]:
+    """Rows of small differences, each far from zero in its own way."""
+    return (torch.randn(N, K) + FAR * torch.randn(N, 1)).float(), torch.randint(K, (N,))
+
+
+def reals() -> tuple[Tensor, Tensor]:
+    u = (FAR * torch.randn(N, K)).float()
+    return u, u + torch.randn(N, K).float()
+
+
+def rankings() -> tuple[Tensor, Tensor]:
+    return classes()[0], torch.randint(2, (N, K))
+
+
+def chains() -> tuple[Any, Tensor]:
+    unary, pairwise = torch.randn(N, T, K) + FAR * torch.randn(N, T, 1), torch.randn(K, K)
+    return (unary.float(), pairwise.float()), torch.randint(K, (N, T))
+
+
+def trees() -> tuple[Any, Any]:
+    scores, labels = chains()
+    return scores, (labels, torch.tensor([-1, 0, 0, 1, 1, 2]).expand(N, T))
+
+
+CASES = [
+    (CrossEntropy(), classes),
+    (CrossEntropy(weight=class_weights().float()), classes),
+    (CrossEntropy(label_smoothing=0.1), classes),
+    (MultiClassHinge(), classes),
+    (MultiClassHinge(smooth=True), classes),
+    (MultiClassHinge(cost_matrix().float()), classes),
+    (MultiClassHinge(cost_matrix().float(), smooth=True), classes),
+    (TopKHinge(2), classes),
+    (WestonWatkinsHinge(), classes),
+    (L1Regression(), reals),
+    (L1Regression(epsilon=0.3), reals),
+    (QuantileRegression(0.3), reals),
+    (SquaredError(), reals),
+    (Huber(), reals),
+    (AveragePrecisionHinge(), rankings),
+    (LovaszHinge(), rankings),
+    (ChainHinge(), chains),
+    (ChainHinge(smooth=True), chains),
+    (ChainCRF(), chains),
+    (TreeHinge(), trees),
+]
+each_case = pytest.mark.parametrize(("loss", "draw"), CASES, ids=[str(loss) for loss, _ in CASES])
+
+
+def double(x: Any) -> Any:
+    return like(x, tuple(u.double() if u.is_floating_point() else u for u in parts(x)))
+
+
+@each_case
+@pytest.mark.parametrize("seed", range(3))
+def test_the_value_of_float32_scores_is_that_of_float64(loss, draw, seed):
+    torch.manual_seed(seed)
+    scores, target = draw()
+    exact = float(loss(double(scores), double(target)))
+    for value in (loss(scores, target), ConvexLoss.forward(loss, scores, target)):  # by the compiled loop, and without
+        assert value.dtype == torch.float32
+        assert float(value) == pytest.approx(exact, rel=1e-6)
+
+
+@each_case
+def test_the_value_of_every_sample_is(loss, draw):
+    scores, target = draw()
+    exact = [float(loss(*one)) for one in samples(double(scores), double(target))]
+    for one, expected in zip(samples(scores, target), exact, strict=True):
+        assert float(loss(*one)) == pytest.approx(expected, rel=2e-6, abs=2e-6)
+
+
+def samples(scores: Any, target: Any) -> list[tuple[Any, Any]]:
+    """The batch, sample by sample; what all of them share stays as it is."""
+
+    def pick(x: Any, i: int) -> Any:
+        return like(x, tuple(u[i : i + 1] if len(u) == N else u for u in parts(x)))
+
+    return [(pick(scores, i), pick(target, i)) for i in range(N)]
+
+
+@each_case
+def test_a_problem_knows_its_first_dual_as_exactly(loss, draw):
+    scores, target = draw()
+    w = tuple(u.clone().requires_grad_() for u in parts(scores))
+    exact = float(loss(double(scores), double(target)))
+    problem = ProxProblem.from_scores(loss, like(scores, w), target, list(w), lr=0.1)
+    assert float(problem.first().lam) == pytest.approx(exact, rel=1e-6)
+    if not loss.smooth:
+        assert float(problem.primal(problem.start())) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outputs", "draw"),
+    [
+        (WestonWatkinsHinge(), nn.MultiMarginLoss(), K, classes),
+        (L1Regression(), nn.L1Loss(), K, reals),
+        (CrossEntropy(), nn.CrossEntropyLoss(), 1, classes),
+    ],
+    ids=["weston-watkins", "l1", "cross-entropy"],
+)
+def test_the_value_that_a_step_records_is_torchs(ours, theirs, outputs, draw):
+    u, y = draw()
+    expected = outputs * float(theirs(u.double(), double(y)))
+    w = nn.Parameter(u)
+    optimizer = ProxOptimizer(ours, SingleStepFW(), [w], lr=0.1)
+    ours(w, y).backward()
+    assert float(optimizer.step()) == pytest.approx(expected, rel=1e-6)
