@@ -16,7 +16,8 @@ CELL = re.compile(r"(?s)<td(?=[ >])(.*?</td>)")
 CODE = re.compile(r"(?<=<code>)[^<]*")
 TAG = re.compile(r"<[^>]*>")
 JOINT = re.compile(r"::|\w\((?!\))|/|\w{24,}?_")
-PANELS = 1.8  # a picture of two panels or more is at least so much wider than high
+PANELS = 1.8  # a picture of two panels or more is at least so much wider than high,
+LARGE = 1000  # or has so many pixels
 PROSE = 25  # a cell of more characters wants a column that is not too narrow
 
 
@@ -38,7 +39,7 @@ def _cell(cell: re.Match[str]) -> str:
 
 def _picture(picture: re.Match[str]) -> str:
     width, height = _size(DOCS / picture[2])
-    return _scrolling("Picture", picture[1]) if width > PANELS * height else picture[0]
+    return _scrolling("Picture", picture[1]) if width > min(PANELS * height, LARGE) else picture[0]
 
 
 def _scrolling(what: str, inner: str) -> str:
