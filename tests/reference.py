@@ -38,15 +38,18 @@ class PlainStep:
     """A single step on the gradients g of a loss value, with H = M/η; M = 1 without ``metric``.
 
     M = √v̂ + eps                             v̂: bias-corrected running mean of g², this step's g included
-    γ = clip₀₁[ (value − η·decay·⟨w, g⟩) / ⟨g, H⁻¹ g⟩ ]
+    γ = clip₀₁[ (value − Σ η·decay·⟨w, g⟩) / Σ ⟨g, H⁻¹ g⟩ ]
     z ← μ z − γ H⁻¹ g − η·decay·γ·w           w ← w − γ H⁻¹ g − η·decay·w + μ z
 
-    With lr="auto" η is the distance over gradients in the metric; w̄ ← β w̄ + (1 − β) w.
+    With lr="auto" η is the distance over gradients in the metric; w̄ ← β w̄ + (1 − β) w. ``lr``, ``mu``, ``decay`` and
+    ``metric`` are one for all parameters, or a list with one for each: γ is one for all.
     """
 
     def __init__(self, params, lr, mu, decay, *, metric, average, beta2=0.999, eps=1e-8):
-        self.params, self.lr, self.mu, self.decay = list(params), lr, mu, decay
-        self.metric, self.average, self.beta2, self.eps = metric, average, beta2, eps
+        self.params, self.average, self.beta2, self.eps = list(params), average, beta2, eps
+        self.lr, self.mu, self.decay, self.metric = (
+            option if isinstance(option, list) else [option] * len(self.params) for option in (lr, mu, decay, metric)
+        )
         self.v, self.z = ([torch.zeros_like(p) for p in self.params] for _ in range(2))
         self.start, self.mean = ([p.detach().clone() for p in self.params] for _ in range(2))
         self.t, self.far, self.squares, self.gamma = 0, None, 0.0, 1.0
@@ -54,27 +57,32 @@ class PlainStep:
     @torch.no_grad()
     def step(self, value: Tensor) -> None:
         w, g = self.params, [p.grad for p in self.params]
-        M = [torch.ones_like(p) for p in w]
         self.t += 1
-        if self.metric:
-            self.v = [self.beta2 * v + (1 - self.beta2) * x * x for v, x in zip(self.v, g, strict=True)]
-            M = [(v / (1 - self.beta2**self.t)).sqrt() + self.eps for v in self.v]
-        norm = sum(float((x * x / m).sum()) for x, m in zip(g, M, strict=True))
-        eta = self._auto(norm, M) if self.lr == "auto" else self.lr
-        ascent = float(value) - eta * self.decay * sum(float((p * x).sum()) for p, x in zip(w, g, strict=True))
-        self.gamma = min(max(ascent / (eta * norm), 0.0), 1.0) if norm > 0 else float(ascent > 0)
+        self.v = [self.beta2 * v + (1 - self.beta2) * x * x for v, x in zip(self.v, g, strict=True)]
+        M = [
+            (v / (1 - self.beta2**self.t)).sqrt() + self.eps if metric else torch.ones_like(v)
+            for v, metric in zip(self.v, self.metric, strict=True)
+        ]
+        norms = [float((x * x / m).sum()) for x, m in zip(g, M, strict=True)]
+        eta = self._eta(norms, M)
+        dots = [float((p * x).sum()) for p, x in zip(w, g, strict=True)]
+        ascent = float(value) - sum(e * c * d for e, c, d in zip(eta, self.decay, dots, strict=True))
+        norm = sum(e * n for e, n in zip(eta, norms, strict=True))
+        self.gamma = min(max(ascent / norm, 0.0), 1.0) if norm > 0 else float(ascent > 0)
         beta = min(self.average, self.t / (9 + self.t))
         for i, (p, x, m) in enumerate(zip(w, g, M, strict=True)):
-            d = self.gamma * x / m
-            self.z[i] = self.mu * self.z[i] - eta * (d + self.decay * self.gamma * p)
-            p.copy_(p - eta * (d + self.decay * p) + self.mu * self.z[i])
+            d, decay = self.gamma * x / m, self.decay[i]
+            self.z[i] = self.mu[i] * self.z[i] - eta[i] * (d + decay * self.gamma * p)
+            p.copy_(p - eta[i] * (d + decay * p) + self.mu[i] * self.z[i])
             self.mean[i] = beta * self.mean[i] + (1 - beta) * p
 
-    def _auto(self, norm: float, M: list[Tensor]) -> float:
-        def length(vectors: list[Tensor]) -> float:
-            return sum(float((m * u * u).sum()) for m, u in zip(M, vectors, strict=True)) ** 0.5
+    def _eta(self, norms: list[float], M: list[Tensor]) -> list[float]:
+        auto = [i for i, lr in enumerate(self.lr) if lr == "auto"]
 
-        self.squares += norm
+        def length(vectors: list[Tensor]) -> float:
+            return sum(float((M[i] * vectors[i] * vectors[i]).sum()) for i in auto) ** 0.5
+
+        self.squares += sum(norms[i] for i in auto)
         gone = length([p - s for p, s in zip(self.params, self.start, strict=True)])
         self.far = max(1e-3 * length(self.start) if self.far is None else self.far, gone)
-        return (1 - self.mu) * self.far / self.squares**0.5
+        return [(1 - self.mu[i]) * self.far / self.squares**0.5 if i in auto else lr for i, lr in enumerate(self.lr)]

@@ -19,7 +19,7 @@ from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import METRICS, MODELS, each_loss, each_metric, mlp, setting
+from tests.cases import METRICS, MODELS, SOLVERS, Coupled, K, each_loss, each_metric, mlp, setting
 from tests.optimizer.test_optimizer import batches
 from tests.reference import PlainStep
 
@@ -64,19 +64,42 @@ def test_it_is_the_plain_reference_for_100_steps(kind, lr, metric, momentum, dec
         **kind,
     )
     plain = PlainStep(twin.parameters(), lr, momentum, decay, metric=metric, average=0.95)
-    for x, y in batches(100, n=12):
+    assert_alike_for_100_steps(model, optimizer, twin, plain)
+
+
+def assert_alike_for_100_steps(model, optimizer, twin, plain):
+    """Every other step is told a smaller value, so that γ is below 1 where η is too small to make it so."""
+    gammas = []
+    for t, (x, y) in enumerate(batches(100, n=12)):
         optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
+        optimizer.loss(model(x), y).backward()
         twin.zero_grad()
         value = nn.functional.cross_entropy(twin(x), y)
         value.backward()
-        plain.step(value.detach())
+        told = value.detach() * (1e-4 if t % 2 else 1.0)
+        optimizer.step(loss=told if t % 2 else None)
+        plain.step(told)
+        gammas.append(plain.gamma)
         assert float(optimizer.last.gamma) == pytest.approx(plain.gamma, abs=1e-10)
+    assert sum(0 < gamma < 1 for gamma in gammas) >= 10
     expected = parameters_to_vector(twin.parameters())
     torch.testing.assert_close(parameters_to_vector(model.parameters()), expected, atol=1e-10, rtol=0)
     averages = [optimizer.state[p]["average"] for p in model.parameters()]
     torch.testing.assert_close(averages, plain.mean, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("lr", [(0.01, 0.3), ("auto", "auto"), ("auto", 0.3), (0.01, "auto")], ids=str)
+def test_two_groups_with_two_metrics_are_the_plain_reference_for_100_steps(kind, lr):
+    model, twin = mlp(), mlp()
+    twin.load_state_dict(model.state_dict())
+    options = {"lr": lr, "momentum": (0.9, 0.5), "weight_decay": (0.01, 0.002), "metric": (Diagonal(), Euclidean())}
+    layers = enumerate((model[0], model[2]))
+    groups = [{"params": part.parameters(), **{k: v[i] for k, v in options.items()}} for i, part in layers]
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), groups, average=0.95, **kind)
+    lrs, mu, decay, metric = ([a, a, b, b] for a, b in (lr, (0.9, 0.5), (0.01, 0.002), (True, False)))
+    plain = PlainStep(twin.parameters(), lrs, mu, decay, metric=metric, average=0.95)
+    assert_alike_for_100_steps(model, optimizer, twin, plain)
 
 
 def test_without_momentum_and_decay_it_is_momo_adam():
@@ -145,11 +168,53 @@ def test_the_dual_bounds_hold_in_every_metric(loss, metric):
     exact = float(problem.dual(best))
     slack = 1e-6 * max(1.0, abs(exact))
     assert float(problem.gap(best)) <= 1e-5 * max(1.0, abs(exact))
-    for solver in (SingleStepFW(), MultiStepFW(20, tol=0.0), CorrectiveFW(20, tol=0.0)):
+    for solver in SOLVERS:
         point = solver.solve(problem)
         assert float(problem.dual(point)) <= exact + slack
         assert exact <= float(problem.primal(point)) + slack
         assert float(problem.gap(point)) >= -slack
+
+
+PRIMAL = {
+    "hinge": (MultiClassHinge(), lambda cp, u, y: cp.max(u + (1 - y), axis=1) - cp.sum(cp.multiply(u, y), axis=1)),
+    "cross-entropy": (CrossEntropy(), lambda cp, u, y: cp.log_sum_exp(u, axis=1) - cp.sum(cp.multiply(u, y), axis=1)),
+}
+
+
+def dense(metric, params, gradient):
+    """M of a first step as a matrix, by its definition: v̂ = g²."""
+    if isinstance(metric, Diagonal):
+        return torch.diag(gradient.abs() + metric.eps)
+    block = {Euclidean: 0.0, Coupled: 3.0}[type(metric)]
+    sizes = [p.numel() for p in params]
+    return torch.block_diag(*(torch.eye(n) + block / n for n in sizes))
+
+
+@pytest.mark.parametrize("name", PRIMAL)
+@each_metric
+def test_the_exact_value_is_that_of_the_primal_written_out(metric, name):
+    """P* = min over d of ½⟨d, M d⟩/η + decay ⟨M w, d⟩ + the mean of ℓ(u + J d), in cvxpy, of nothing but M, u and J."""
+    cp = pytest.importorskip("cvxpy")
+    loss, formula = PRIMAL[name]
+    model, (x, y) = mlp(), batches(1, n=5)[0]
+    params, lr, decay = list(model.parameters()), 0.3, 0.05
+    problem = ProxProblem.from_scores(loss, model(x), y, params, lr=lr, weight_decay=decay, metric=metric)
+
+    def flat(tensors):
+        return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+    scores = model(x)
+    J = torch.stack([flat(torch.autograd.grad(u, params, retain_graph=True)) for u in scores.reshape(-1)])
+    M = dense(metric, params, flat(torch.autograd.grad(loss(scores, y), params)))
+    d = cp.Variable(J.shape[1])
+    u = scores.detach().numpy() + cp.reshape(J.numpy() @ d, scores.shape, order="C")
+    value = cp.sum(formula(cp, u, nn.functional.one_hot(y, K).numpy())) / len(y)
+    term = cp.sum_squares(torch.linalg.cholesky(M).T.numpy() @ d) / (2 * lr)
+    linear = decay * (M @ flat(params)).numpy() @ d
+    best = cp.Problem(cp.Minimize(term + linear + value)).solve(solver="CLARABEL")
+    exact = ExactQP().solve(problem)
+    assert float(problem.dual(exact)) == pytest.approx(best, abs=1e-6)
+    assert float(problem.primal(exact)) == pytest.approx(best, abs=1e-5)
 
 
 @each_metric
