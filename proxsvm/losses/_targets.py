@@ -26,5 +26,7 @@ def binary_target(name: str, target: Any) -> Tensor:
     """A target of 0 and 1, as integers."""
     labels = tensor_target(name, target, "0 and 1")
     if labels.is_floating_point():
-        raise TypeError(f"{name} got a target that is no integer or bool tensor; expected 0 and 1: target.long()")
+        raise TypeError(
+            f"{name} got a target of {labels.dtype}, no integer or bool tensor; expected 0 and 1: target.long()"
+        )
     return labels.long()

@@ -23,7 +23,8 @@ class CrossEntropy(ClassLoss, SmoothLoss):
 
         ℓ(u; t) = −Σ_k q_k log softmax(u)_k,   q = weight · t,   s = m softmax(u) − q,   c = m · entropy,   m = Σ_k q_k
 
-    and at least m times the entropy of q/m, from which the dual starts.
+    and at least m times the entropy of q/m, from which the dual starts. A score of −∞ masks a class; the loss is
+    infinite where q gives that class a part, as ``label_smoothing`` does to all of them.
 
     Args:
         weight: ``[K]``, how much each class counts; the mean divides by the weights of the classes, as in torch.
