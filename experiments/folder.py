@@ -28,10 +28,13 @@ def read_log(out: Path) -> list[Line]:
     text = log.read_text(errors="replace") if log.exists() else ""
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            found = json.loads(line)
+            if not isinstance(found, dict) or found.get("epoch") != number:
+                raise ValueError(f"expected the line of epoch {number}")
+        except ValueError as error:
             print(f"{log}, line {number} is torn ({error}): going on without it", flush=True)
             break
+        lines.append(found)
     return lines
 
 
@@ -66,7 +69,10 @@ def same_run(config: Config, out: Path) -> bool:
     file = out / "config.json"
     if not file.exists():
         return False
-    theirs, mine = asdict(from_dict(json.loads(file.read_text())["config"])), asdict(config)
+    try:
+        theirs, mine = asdict(from_dict(json.loads(file.read_text())["config"])), asdict(config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}): delete it, if {out} is the folder of this run") from error
     odd = {name: (theirs[name], value) for name, value in mine.items() if theirs[name] != value}
     if odd:
         raise ValueError(f"{out} holds another run (there, here): {odd}. Choose another --out")

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +38,7 @@ from proxsvm._extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
 PRECISIONS = ("float32", "bfloat16")
+tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
 
 class TimeUp(Exception):

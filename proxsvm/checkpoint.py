@@ -83,6 +83,10 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
             _check_module(name, part, states[name])
         elif hasattr(part, "check_state_dict"):
             part.check_state_dict(states[name])
+        elif isinstance(part.state_dict(), Mapping) and not isinstance(states[name], Mapping):
+            raise ValueError(
+                f"the checkpoint's {name!r} is of type {type(states[name]).__name__}; expected a state_dict"
+            )
     for name, part in parts.items():
         part.load_state_dict(states.pop(name))
     return states

@@ -161,6 +161,16 @@ def test_a_part_that_is_no_state_or_has_no_tensor_is_refused(tmp_path):
             checkpoint.load(tmp_path / "last.pt", model=model)
 
 
+def test_a_part_of_another_type_is_refused_before_anything_changes(tmp_path):
+    model = nn.Linear(2, 1)
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 3)
+    checkpoint.save(tmp_path / "last.pt", model=nn.Linear(2, 1), schedule=3)
+    before = model.weight.clone()
+    with pytest.raises(ValueError, match="the checkpoint's 'schedule' is of type int; expected a state_dict"):
+        checkpoint.load(tmp_path / "last.pt", model=model, schedule=schedule)
+    assert torch.equal(model.weight, before)
+
+
 def test_any_part_may_check_its_state(tmp_path):
     class Counter:
         count = 1

@@ -16,6 +16,7 @@ from torch import Tensor
 from proxsvm._extras import load
 from proxsvm._kernels import step_compiled as compiled
 from proxsvm._kernels import step_triton as triton
+from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.passes import Moments, Passes, Tensors, shapes
 from proxsvm._kernels.step_foreach import ForeachPasses
 from proxsvm._kernels.step_slices import SlicedPasses
@@ -34,7 +35,7 @@ class StepKernels:
         self.fused = fused
         if fused:  # say now what is missing
             on_gpu = like is not None and like.device.type in triton.DEVICES
-            load("triton", extra="gpu") if on_gpu else load("numba", extra="fast")
+            load("triton", extra="gpu") if on_gpu else load_numba()
         self._plans: dict[object, Any] = {}
 
     def bind(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> Passes:

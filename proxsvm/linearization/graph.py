@@ -20,6 +20,7 @@ from proxsvm.linearization.base import LinearMap
 from proxsvm.losses.base import Scores, like, parts
 
 REENTRANT = "CheckpointFunctionBackward"
+SPARSE = "a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)"
 
 
 class Linearization(LinearMap):
@@ -67,7 +68,7 @@ class Linearization(LinearMap):
             grads = torch.autograd.grad(
                 [u for u, _ in used], self.params, [x for _, x in used], retain_graph=True, allow_unused=True
             )
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
+        return self._whole(grads)
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """J d, with the structure of the scores; ``d`` has one tensor per parameter.
@@ -98,8 +99,13 @@ class Linearization(LinearMap):
             grads = torch.autograd.grad(
                 [u for u, _ in used], self.params, [x for _, x in used], create_graph=True, allow_unused=True
             )
-        self._g = tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True))
-        self._v = v
+        self._g, self._v = tuple(self._whole(grads)), v
+
+    def _whole(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """The gradients, with zeros where there is none."""
+        if any(g is not None and g.is_sparse for g in grads):
+            raise RuntimeError(SPARSE)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
 
     def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems.

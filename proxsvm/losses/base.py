@@ -128,21 +128,22 @@ class Origin:
     def _versions(self) -> tuple[int, ...]:
         if torch.compiler.is_compiling():
             return ()
-        return tuple(0 if u.is_inference() else u._version for u in parts(self.scores))
+        seen = (x for x in (*parts(self.scores), *parts(self.target)) if isinstance(x, Tensor))
+        return tuple(0 if x.is_inference() else x._version for x in seen)
 
     def check(self) -> None:
-        """Raise RuntimeError if the scores were changed in place since the criterion saw them.
+        """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them.
 
         >>> origin = Origin(ConvexLoss(), torch.zeros(2), None, 0.5)
         >>> _ = origin.scores.add_(1)
         >>> origin.check()
         Traceback (most recent call last):
-        RuntimeError: the scores were changed in place after the loss was computed from them, ...
+        RuntimeError: the scores or the target were changed in place after the loss was computed from them, ...
         """
         if self.versions and self.versions != self._versions():
             raise RuntimeError(
-                "the scores were changed in place after the loss was computed from them, so the step would not be that "
-                "of the loss: change a copy instead (scores.clone(), or an operation without the trailing underscore)"
+                "the scores or the target were changed in place after the loss was computed from them, so the step "
+                "would not be that of the loss: change a copy, scores.clone()"
             )
 
     def lower_bounds(self) -> Tensor | None:

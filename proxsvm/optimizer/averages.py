@@ -184,11 +184,18 @@ class AveragingOptimizer(GroupedOptimizer):
         return [Pair(b.tensor, own, f"average:{b.path}", f"weights:{b.path}") for b in self._tracked or ()]
 
     def _pairs(self) -> Iterator[Pair]:
-        """Everything that has two versions, or may have."""
-        yield from (Pair(p, self.state[p]) for p in self._params() if p in self.state)
-        home = self._home()
-        if home is not None and home[0] in self.state:
-            yield from self._buffer_pairs(self.state[home[0]])
+        """Everything that has two versions, or may have; an average that is no longer kept is out of date, and goes."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if (own := self.state.get(p)) is not None:
+                    if group["average"] is None and "weights" not in own:
+                        own.pop("average", None)
+                    yield Pair(p, own)
+        p, longest = self._home() or (None, None)
+        if p is not None and longest is None and not self.averaged:
+            self._forget_buffers()
+        elif p is not None and p in self.state:
+            yield from self._buffer_pairs(self.state[p])
 
     def _average_buffers(self, still: bool | Tensor) -> None:
         """b̄ ← β b̄ + (1 − β) b after a step, with the β of the first averaged group; nothing where ``still`` holds."""
@@ -212,7 +219,7 @@ class AveragingOptimizer(GroupedOptimizer):
         count([(t, still)])
 
     def _forget_buffers(self) -> None:
-        """Steps are taken and no model is followed: the averages of buffers that were loaded are out of date."""
+        """Steps were taken without them: the averages of buffers are out of date."""
         for own in self.state.values():
             for key in [key for key in own if key.startswith(STATISTICS)]:
                 del own[key]
@@ -234,13 +241,14 @@ class AveragingOptimizer(GroupedOptimizer):
         Each group says in ``"averaged"`` whether the model's ``state_dict()`` of the same moment has the averages, as
         after ``eval()`` and always where the model is followed. Then this one holds the training weights, too.
         """
+        pairs = list(self._pairs())
         found = super().state_dict()
         if not self.averaged and self._tracked is None:
             return found
         index = {id(p): i for i, p in enumerate(self._params())}
         owners = {id(own): index[id(p)] for p, own in self.state.items()}
         state = found["state"] = {k: dict(own) for k, own in found["state"].items()}
-        for pair in self._pairs():
+        for pair in pairs:
             state[owners[id(pair.own)]].update(pair.both())
         for group in found["param_groups"]:
             group["averaged"] = True

@@ -11,7 +11,7 @@ from torch import Tensor
 from proxsvm._kernels.tensors import accumulator
 from proxsvm.metrics.base import Metric
 from proxsvm.metrics.groups import check_metric
-from proxsvm.optimizer.groups import check_group, check_state
+from proxsvm.optimizer.groups import check_group, check_state, checked
 from proxsvm.optimizer.loss_scale import Scalable
 from proxsvm.optimizer.memory import keep_precision
 from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
@@ -33,16 +33,22 @@ class GroupedOptimizer(Scalable):
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
         """The groups, each with its metric, and with those parameters only that are wanted."""
         return [
-            {**g, "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            {**checked(g), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
 
     def _groups_with_gradients(self) -> list[dict[str, Any]]:
         """The same for the parameters that have a gradient."""
-        return [
-            {**g, "params": [p for p in g["params"] if p.grad is not None], "metric": metric}
+        groups = [
+            {**checked(g), "params": [p for p in g["params"] if p.grad is not None], "metric": metric}
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
+        if not any(g["params"] for g in groups) and any(p.is_meta for p in self._params()):
+            raise RuntimeError(
+                "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
+                "them. Make the optimizer after it, from the model's new parameters"
+            )
+        return groups
 
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)

@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
+from proxsvm._numbers import on_host, to_float
 from proxsvm.metrics.base import Metric
+from proxsvm.optimizer.ranks import local
 
 OPTIONS = {"params", "lr", "momentum", "weight_decay"}
-NAMES = {
+KEPT = {  # in every metric
     "z": "velocity",
-    "v": "second moment",
     "average": "average",
     "weights": "training weights",
     "start": "start",
     "t": "step count",
 }
+NAMES = KEPT | {"v": "second moment"}
+LARGEST = torch.finfo(torch.float32).max
+ROUNDING = 1e-12  # so far below 0 a schedule to 0 may end
 STATISTICS = ("average:", "weights:", "t:")  # how the names of what is kept of a model's buffers begin
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
@@ -34,7 +38,7 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         if lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; expected a number or a 0-dim tensor")
         lr = group["lr"] = lr if lr.dim() == 0 else lr.reshape(())  # the user's own tensor, or a view of it
-    _require("lr", lr, "η ≥ 0", lambda x: 0 <= x < float("inf"))
+    _require("lr", lr, "η ≥ 0, finite in float32", lambda x: 0 <= x <= LARGEST)
     _require("momentum", mu, "μ in [0, 1)", lambda x: 0 <= x < 1)
     average = group.get("average", defaults.get("average"))
     if average is not None:
@@ -51,10 +55,32 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         given = group["params"] = list(given)
     for p in [given] if isinstance(given, Tensor) else given:
         tensor = p[1] if isinstance(p, tuple) else p
-        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
-            raise TypeError(f"a parameter has dtype {tensor.dtype}; proxsvm optimizes real floating-point tensors")
+        if isinstance(tensor, Tensor) and not (tensor.is_floating_point() and tensor.dtype.itemsize > 1):
+            raise TypeError(
+                f"a parameter has dtype {tensor.dtype}; proxsvm optimizes real floating-point tensors of at least 16 "
+                "bits"
+            )
         if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
             raise TypeError(f"a parameter has layout {tensor.layout}; proxsvm optimizes dense tensors: p.to_dense()")
+
+
+def checked(group: dict[str, Any]) -> dict[str, Any]:
+    """``group``; raise where an option was set since, by hand or by a scheduler, to what no step can be taken with.
+
+    A learning rate on an accelerator is not waited for.
+    """
+    if torch.compiler.is_compiling():
+        return group
+    lr, mu, decay, average = group["lr"], group["momentum"], group["weight_decay"], group["average"]
+    try:
+        eta = to_float(lr) if not isinstance(lr, Tensor) or on_host(lr) else 0.0
+        fine = -ROUNDING <= eta <= LARGEST and 0 <= mu < 1 and 0 <= decay < float("inf")
+        fine = fine and (average is None or 0 <= average < 1)
+    except (TypeError, ValueError):
+        fine = False
+    if not fine:
+        check_group({**group, "params": []}, {})  # says which
+    return group
 
 
 def _require(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> None:
@@ -66,23 +92,12 @@ def _require(name: str, value: Any, expected: str, holds: Callable[[float], bool
 
 def check_state(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]) -> None:
     """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
-    if not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError(f"an optimizer's state_dict has 'state' and 'param_groups'; this has {list(state_dict)}")
-    saved, own = state_dict["param_groups"], groups
-    if len(saved) != len(own):
-        raise ValueError(f"the state_dict has {len(saved)} parameter groups, this optimizer {len(own)}")
+    saved = _saved_groups(state_dict)
+    if len(saved) != len(groups):
+        raise ValueError(f"the state_dict has {len(saved)} parameter groups, this optimizer {len(groups)}")
     places: dict[Any, tuple[Tensor, Metric]] = {}
-    for k, (theirs, mine, metric) in enumerate(zip(saved, own, metrics, strict=True)):
-        missing, foreign = OPTIONS - set(theirs), FOREIGN & set(theirs)
-        if missing or foreign:
-            raise ValueError(
-                f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
-                "another optimizer. Start with a fresh ProxOptimizer, and choose its lr anew"
-            )
-        try:
-            check_group({**theirs, "params": []}, {})
-        except TypeError as error:
-            raise ValueError(f"group {k} of the state_dict: {error}") from error
+    for k, (theirs, mine, metric) in enumerate(zip(saved, groups, metrics, strict=True)):
+        _check_saved_group(k, theirs)
         if len(theirs["params"]) != len(mine["params"]):
             raise ValueError(
                 f"group {k} of the state_dict has {len(theirs['params'])} parameters, this optimizer's has "
@@ -97,15 +112,51 @@ def check_state(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]],
         if place not in places:
             raise ValueError(f"the state_dict has a state for parameter {place}, which is in none of its groups")
         p, metric = places[place]
-        known = {*NAMES, *metric.state}
-        if unknown := sorted(name for name in set(state) - known if not str(name).startswith(STATISTICS)):
-            raise ValueError(
-                f"the state of parameter {place} has {unknown}; expected {sorted(known)} at most: it is the state of "
-                "another optimizer"
-            )
+        _check_names(place, state, metric)
         for name, x in state.items():
             _check_tensor(name, x, p, metric, place)
         _check_versions(place, state, averaged)
+
+
+def _saved_groups(state_dict: Any) -> Sequence[Mapping[str, Any]]:
+    """The groups of a state, if it looks like one."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        given = list(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+        raise ValueError(f"an optimizer's state_dict has 'state' and 'param_groups'; this has {given}")
+    groups, states = state_dict["param_groups"], state_dict["state"]
+    if not (isinstance(groups, list | tuple) and isinstance(states, Mapping)) or not all(
+        isinstance(entry, Mapping) for entry in (*groups, *states.values())
+    ):
+        raise ValueError("the state_dict's 'param_groups' is no list of dicts, or its 'state' no dict of dicts")
+    return groups
+
+
+def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a ProxOptimizer can have the options of ``group``, the k-th of a state."""
+    missing, foreign = OPTIONS - set(group), FOREIGN & set(group)
+    if missing or foreign:
+        raise ValueError(
+            f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
+            "another optimizer. Start with a fresh ProxOptimizer, and choose its lr anew"
+        )
+    try:
+        check_group({**group, "params": []}, {})
+    except TypeError as error:
+        raise ValueError(f"group {k} of the state_dict: {error}") from error
+    if group.get("auto") and group["params"]:
+        for name in ("far", "squares"):
+            _check_number(f"{name!r} of group {k}, which lr='auto' needs,", group.get(name))
+
+
+def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
+    """Raise ValueError unless the state of a parameter is one of this optimizer with this metric."""
+    theirs = {name for name in set(state) - set(KEPT) if not str(name).startswith(STATISTICS)}
+    stepped = {"z", "average", "start"} & set(state)
+    if theirs - set(metric.state) or (stepped and metric.state and not theirs):
+        raise ValueError(
+            f"the state of parameter {place} has {sorted(map(str, state))}; expected {sorted(KEPT)} at most, and "
+            f"{list(metric.state)} of {metric}: it is the state of another optimizer, or was saved with another metric"
+        )
 
 
 def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -126,8 +177,9 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
     if name.startswith(STATISTICS):
         return  # whatever the model's buffers are like; follow() compares them
     if name == "t":
-        if x.numel() != 1:
-            raise ValueError(f"{what} has shape {tuple(x.shape)}; expected one number")
+        _check_number(what, x)
+        if not x.is_meta and x < 0:
+            raise ValueError(f"{what} is {float(x)}; expected 0 or more")
         return
     shape, dtype = state_shape(name, p, metric), state_dtype(name, p.dtype)
     if x.shape != shape or x.dtype != dtype:
@@ -135,6 +187,14 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
             f"{what} is {tuple(x.shape)}, {x.dtype}; expected {shape}, {dtype}: it was saved with another model or in "
             "another precision"
         )
+    if not x.is_meta and not local(x).isfinite().all():
+        raise ValueError(f"{what} holds NaN or infinite numbers: the state is damaged, or its training had diverged")
+
+
+def _check_number(what: str, x: Any) -> None:
+    if not isinstance(x, Tensor) or x.numel() != 1 or not (x.is_meta or x.isfinite()):
+        given = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) and x.numel() != 1 else repr(x)
+        raise ValueError(f"{what} is {given}; expected a tensor of one finite number")
 
 
 def _check_versions(place: Any, state: Mapping[str, Any], averaged: bool) -> None:

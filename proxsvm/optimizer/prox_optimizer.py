@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, not_finite, to_float, to_tensor
+from proxsvm.linearization.graph import SPARSE
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import AveragingOptimizer
@@ -237,12 +238,12 @@ class ProxOptimizer(AveragingOptimizer):
             point = self.solver.solve(step.problem)
             step.problem.check(point, self.solver)
             self._take(point, step)
-            if step.spends is not None or torch.compiler.is_compiling():
-                self._record.spend(step.spends)
+            self._record.spend(step.spends, returned)
         return returned
 
     def _before_backward(self, value: Tensor) -> _Step:
         """The step of a value whose graph is still there."""
+        self._record.check_value(value)
         problem = self.problem(value)
         moved = {id(w) for w in problem.params}
         groups = self._groups(lambda p: id(p) in moved)
@@ -269,7 +270,7 @@ class ProxOptimizer(AveragingOptimizer):
         owners = [p for g in groups for p in g["params"]]
         grads = [p.grad for p in owners]
         if any(map(attrgetter("is_sparse"), grads)):
-            raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
+            raise RuntimeError(SPARSE)
         if not owners:
             return None
         scale, ranks = LossScale.of(self), self._ranks()

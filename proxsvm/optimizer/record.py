@@ -97,8 +97,16 @@ class Record:
         recorded = now if before is None else now - before
         return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
 
-    def spend(self, now: Gradients | None) -> None:
-        """A step has used the record. It counts on only for as long as the parameters keep their gradients, ``now``."""
+    def spend(self, now: Gradients | None, value: Tensor | None) -> None:
+        """A step has used the record. It counts on only for as long as the parameters keep their gradients, ``now``.
+
+        ``now`` is None where the step has used ``value`` itself, whose graph was still there, and no gradients.
+        """
+        if now is None and not torch.compiler.is_compiling():
+            if (use := getattr(value, "used", None)) is not None:
+                use.by = weakref.ref(self)
+            self._used = []
+            return
         if not torch.compiler.is_compiling():  # a compiled step is followed by fresh gradients
             same = self._same(now)
             self._unaccounted |= self._gradients is not None and not same
@@ -120,14 +128,22 @@ class Record:
 
         ``as_left``: whether the gradients should be as ``backward()`` left them. (Ranks and loss scalers change them.)
         """
-        if any(use.by is not None and use.by() is not None and use.by() is not self for use in self._used):
+        self._require_unused(self._used)
+        changed = self._gradients is not None and not self._same(now)
+        self.edited = as_left and _backward_pass()[1] is not None and (self._unaccounted or changed)
+
+    def check_value(self, value: Tensor) -> None:
+        """Raise where another optimizer has used ``value``, whose graph is still there."""
+        if (use := getattr(value, "used", None)) is not None:
+            self._require_unused([use])
+
+    def _require_unused(self, uses: Sequence[_Use]) -> None:
+        if any(use.by is not None and use.by() is not None and use.by() is not self for use in uses):
             raise RuntimeError(
                 "another optimizer has taken a step for the same loss value: each would move its parameters as if it "
                 "had to remove the whole loss alone, and both together go too far. Put all parameters into one "
                 "ProxOptimizer, as parameter groups with options of their own"
             )
-        changed = self._gradients is not None and not self._same(now)
-        self.edited = as_left and _backward_pass()[1] is not None and (self._unaccounted or changed)
 
     def joined(self, change: Callable[[], None]) -> None:
         """Make a change to the list of parameters. Those that join bring gradients of the same backward passes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ class LossValue(NamedTuple):
 
 def given_value(loss: Number) -> Tensor:
     """The value that was given to ``step(loss=...)``, as a 0-dim tensor."""
+    if isinstance(loss, str) or not isinstance(loss, SupportsFloat) or (isinstance(loss, Tensor) and loss.is_complex()):
+        raise TypeError(f"loss is {loss!r}; expected a real number, or a tensor of one")
     given = torch.as_tensor(loss, dtype=None if isinstance(loss, Tensor) else torch.float64).detach()
     if given.numel() != 1:
         raise ValueError(f"loss is a tensor of shape {tuple(given.shape)}; expected one value")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -21,6 +23,8 @@ from experiments import plan, sweep
 from experiments.config import Config
 from experiments.studies import SCALES, Study, study_of
 from tests.experiments.test_train import ROOT, environment, without_seconds
+
+UNCOMPILED = environment() | {"NUMBA_DISABLE_JIT": "1"}  # no process compiles loops for its few steps
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +63,7 @@ print("RESULTS" + json.dumps(found))
 
 def worker(data, folder):
     words = [sys.executable, "-c", WORKER, str(data), f"sqlite:///{folder}/optuna.db", str(folder)]
-    return subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(words, cwd=ROOT, env=UNCOMPILED, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -101,49 +103,57 @@ def test_workers_share_a_sweep_and_a_dead_ones_run_is_taken_up(data, tmp_path):
 
 
 CHAOS = """
-import json, multiprocessing, random, signal, sys, time
+import itertools, json, multiprocessing, os, random, signal, sys, time
 from pathlib import Path
-import optuna, sqlalchemy.event, torch
-from experiments import sweep, train
+from experiments import sweep
 from tests.experiments.test_sweep import tiny
-data, storage, out = sys.argv[1:]
-train.run(tiny(data).grid[0], Path(out) / "warm")  # compiles what a step needs, once for all workers
+data, alone, killed = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
-def work():
-    found = sweep.work(tiny(data, averages=("0.9",)), storage, Path(out), sweep.Clock(heartbeat=1, grace=2))
-    sweep.write(Path(out) / "found.json", json.dumps(found))
+def work(out, calls=None):
+    if calls is not None:  # die before, in or after the database's transactions, a rename, an fsync
+        count = itertools.count()
+        sys.setprofile(lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(count) == calls else None)
+    storage, clock = f"sqlite:///{out}/optuna.db", sweep.Clock(heartbeat=1, grace=2)
+    found = sweep.work(tiny(data, averages=("0.9",)), storage, out, clock)
+    sweep.write(out / "found.json", json.dumps(found))
 
-fork, draw, kills, workers = multiprocessing.get_context("fork"), random.Random(), 0, [None, None]
-while not (Path(out) / "found.json").exists():
-    now = time.monotonic()
+work(alone)
+draw, fork, workers, kills = random.Random(0), multiprocessing.get_context("fork"), [None, None], 0
+moments = [draw.randrange(2**19) for _ in range(12)]  # of the 2 million calls of a whole study
+while not (killed / "found.json").exists():
     for slot, worker in enumerate(workers):
-        if worker is not None and worker[1] < now and worker[0].is_alive():
-            worker[0].kill()
-            worker[0].join()
-            kills += 1
-        if worker is None or not worker[0].is_alive():
-            assert worker is None or worker[0].exitcode in (0, -signal.SIGKILL), worker[0].exitcode
-            process = fork.Process(target=work)
-            process.start()
-            workers[slot] = process, now + 0.5 * 1.15**kills * draw.random()  # at first at once, later on rarely
-    time.sleep(0.005)
-for process, _ in workers:
-    process.kill()
-    process.join()
+        if worker is None or not worker.is_alive():
+            assert worker is None or worker.exitcode in (0, -signal.SIGKILL), worker.exitcode
+            kills += worker is not None and worker.exitcode != 0
+            workers[slot] = fork.Process(target=work, args=(killed, moments.pop() if moments else None))
+            workers[slot].start()
+    time.sleep(0.01)
+for worker in workers:
+    worker.kill()
+    worker.join()
 print("KILLS", kills)
 """
 
 
 def test_two_workers_killed_at_random_until_the_study_is_complete(data, tmp_path):
+    """Random calls, not random times: on a busy machine a worker would never get to its first run."""
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     alone.mkdir()
     killed.mkdir()
-    undisturbed = sweep.work(tiny(data, averages=("0.9",)), f"sqlite:///{alone}/optuna.db", alone)
-    words = [sys.executable, "-c", CHAOS, str(data), f"sqlite:///{killed}/optuna.db", str(killed)]
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split("KILLS")[1]) >= 5
-    assert told(json.loads((killed / "found.json").read_text())) == told(undisturbed)
+    words = [sys.executable, "-c", CHAOS, str(data), str(alone), str(killed)]
+    pipe = subprocess.PIPE
+    chaos = subprocess.Popen(
+        words, cwd=ROOT, env=UNCOMPILED, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    try:
+        said, err = chaos.communicate(timeout=300)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(chaos.pid, signal.SIGKILL)  # with its workers, where they hang
+    assert chaos.returncode == 0, err
+    assert int(said.split("KILLS")[1]) >= 5
+    found, expected = (json.loads((out / "found.json").read_text()) for out in (killed, alone))
+    assert told(found) == told(expected)
 
 
 def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):

@@ -221,7 +221,21 @@ def test_killed_between_checkpoint_and_log_loses_nothing(data, tmp_path, monkeyp
     assert "test" in curve(tmp_path / "hurt")[-1]
 
 
-@pytest.mark.parametrize("tear", [lambda text: text[:-30], lambda text: text[:-200] + "\0" * 200, lambda text: ""])
+def without_line_2(text):
+    first, _ = text.splitlines()
+    return f"{first}\n{first}\n"
+
+
+TEARS = [
+    lambda text: text[:-30],
+    lambda text: text[:-200] + "\0" * 200,
+    lambda text: "",
+    lambda text: text.splitlines()[0] + "\nnull\n",
+    without_line_2,
+]
+
+
+@pytest.mark.parametrize("tear", TEARS, ids=["cut", "zeroed", "empty", "no dict", "a line twice"])
 def test_a_torn_log_is_restored(data, tmp_path, capsys, tear):
     made = config(data, **FAMILIES["mlp"], test=True)
     whole = run(made, tmp_path)
@@ -359,6 +373,14 @@ def curve(out):
 
 def without_seconds(lines):
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_a_damaged_config_is_named(data, tmp_path):
+    made = config(data, **FAMILIES["mlp"])
+    run(made, tmp_path)
+    (tmp_path / "config.json").write_bytes(b"{\xff")
+    with pytest.raises(ValueError, match=r"config\.json is damaged .* delete it, if .* is the folder of this run"):
+        run(made, tmp_path)
 
 
 def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):

@@ -284,7 +284,7 @@ def test_check_loss_finds_every_lie(lie, message):
 
 
 @pytest.mark.parametrize("criterion", [MultiClassHinge(), L1Regression(), losses.CrossEntropy(label_smoothing=0.1)])
-def test_scores_that_were_changed_after_the_loss_saw_them_are_refused(criterion):
+def test_scores_and_targets_that_were_changed_after_the_loss_saw_them_are_refused(criterion):
     model, x, y = nn.Linear(5, K), torch.randn(6, 5), torch.randint(K, (6,))
     target = torch.randn(6, K) if isinstance(criterion, L1Regression) else y
     optimizer = ProxOptimizer(criterion, MultiStepFW(3), model.parameters(), lr=0.5)
@@ -299,6 +299,8 @@ def test_scores_that_were_changed_after_the_loss_saw_them_are_refused(criterion)
     optimizer.step(lambda: closure(lambda scores: scores.softmax(1)))
     with pytest.raises(RuntimeError, match="changed in place after the loss was computed"):
         optimizer.step(lambda: closure(lambda scores: scores[0].zero_()))
+    with pytest.raises(RuntimeError, match="changed in place after the loss was computed"):
+        optimizer.step(lambda: closure(lambda _: target.fill_(0)))  # a buffer that the next batch is read into
 
 
 def test_the_quantiles_of_a_float64_model_are_exact():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from proxsvm import ProxOptimizer, checkpoint
+from proxsvm import ProxOptimizer, checkpoint, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
@@ -54,6 +54,30 @@ def tensors(model):
 def assert_same(model, expected, atol=0.0):
     for a, b in zip(tensors(model), expected, strict=True):
         torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+def test_an_average_that_is_no_longer_kept_is_not_shown():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, K))
+    optimizer = make(model)
+    follow(model, optimizer)
+
+    def train(steps):
+        for x, y in batches(steps):
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            optimizer.step()
+
+    train(3)
+    optimizer.param_groups[0]["average"] = None
+    train(3)
+    before = [t.clone() for t in (*model.parameters(), *model.buffers())]
+    model.eval()
+    assert all(torch.equal(a, b) for a, b in zip((*model.parameters(), *model.buffers()), before, strict=True))
+    model.train()
+    optimizer.param_groups[0]["average"] = BETA
+    train(1)  # it begins anew, at the weights before this step
+    model.eval()
+    assert not torch.equal(model[0].weight, before[0])
 
 
 def averaged_of(model, optimizer):

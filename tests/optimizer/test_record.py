@@ -103,6 +103,25 @@ def test_a_model_may_change_its_dtype(compiled):
     torch._dynamo.reset()
 
 
+def test_two_optimizers_of_one_value_are_refused_by_closures():
+    model, (x, y) = mlp(), batches(1)[0]
+    one = optimizer_for(model[0], lr=0.5)
+    two = optimizer_for(model[2], loss=one.loss, lr=0.1)
+    value = one.loss(model(x), y)
+    one.step(lambda: value)
+    with pytest.raises(RuntimeError, match="another optimizer has taken a step for the same loss value"):
+        two.step(lambda: value)
+    two.step(lambda: two.loss(model(x), y))  # the value anew: they take turns
+
+
+def test_steps_by_closures_leave_nothing_in_the_record():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model)
+    for _ in range(3):  # and no zero_grad()
+        optimizer.step(lambda: optimizer.loss(model(x), y))
+    assert optimizer._record._used == []
+
+
 def test_two_optimizers_of_one_value_are_refused():
     """Each would remove the whole loss alone. Both may watch one criterion for models of their own."""
     model, (x, y) = mlp(), batches(1)[0]

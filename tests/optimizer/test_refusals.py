@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,12 +11,27 @@ from torch import nn
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import SingleStepFW
+from proxsvm.metrics import Diagonal
+from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
 from tests.cases import mlp
 
 
-def fresh(model: nn.Module) -> ProxOptimizer:
-    return ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.5, momentum=0.9)
+def fresh(model: nn.Module, **options) -> ProxOptimizer:
+    options = {"lr": 0.5, "momentum": 0.9, **options}
+    return ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), **options)
+
+
+def stepped(**options) -> ProxOptimizer:
+    model = mlp()
+    optimizer = fresh(model, **options)
+    take_step(model, optimizer)
+    return optimizer
+
+
+def take_step(model: nn.Module, optimizer: ProxOptimizer) -> None:
+    optimizer.zero_grad()
+    optimizer.loss(model(torch.ones(4, 5)), torch.tensor([0, 1, 2, 0])).backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -69,3 +85,127 @@ def test_a_closure_of_another_loss_names_the_ways_out():
 def test_an_infinite_cost_is_refused():
     with pytest.raises(ValueError, match="cost must be finite"):
         MultiClassHinge(torch.tensor([[0.0, float("inf")], [1.0, 0.0]]))
+
+
+NONSENSE = [
+    ("lr", math.nan, "expected η ≥ 0"),
+    ("lr", -1.0, "expected η ≥ 0"),
+    ("lr", 1e300, "expected η ≥ 0, finite in float32"),
+    ("lr", torch.tensor(-1.0), "expected η ≥ 0"),
+    ("lr", torch.ones(2), "expected a number or a 0-dim tensor"),
+    ("lr", None, "expected a number"),
+    ("momentum", 2.0, "expected μ in"),
+    ("momentum", math.nan, "expected μ in"),
+    ("momentum", "much", "expected a number"),
+    ("weight_decay", -1.0, "expected 0 or more"),
+    ("weight_decay", None, "expected a number"),
+    ("average", 1.0, "expected None, or the largest weight"),
+]
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(2)], ids=["backward", "closure"])
+@pytest.mark.parametrize(("option", "value", "message"), NONSENSE, ids=[f"{k}={v}" for k, v, _ in NONSENSE])
+def test_options_that_were_set_to_nonsense_between_two_steps_are_refused(option, value, message, solver):
+    model, x, y = mlp(), torch.ones(4, 5), torch.tensor([0, 1, 2, 0])
+    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters(), lr=0.5, momentum=0.9, average=0.9)
+    optimizer.step(lambda: optimizer.loss(model(x), y))
+    optimizer.loss(model(x), y).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.param_groups[0][option] = value
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizer.step() if solver.needs_graph is False else optimizer.step(lambda: optimizer.loss(model(x), y))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_schedule_to_0_may_end_below_it_by_rounding():
+    model = mlp()
+    optimizer = fresh(model, lr=0.7)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.3, end_factor=0.0, total_iters=28)
+    rates = []
+    for _ in range(28):
+        take_step(model, optimizer)
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    take_step(model, optimizer)
+    assert abs(rates[-1]) < 1e-15
+
+
+def test_the_state_of_another_metric_is_refused():
+    for theirs, mine in ((Diagonal(), None), (None, Diagonal())):
+        optimizer = fresh(mlp(), metric=mine)
+        with pytest.raises(ValueError, match="or was saved with another metric"):
+            optimizer.load_state_dict(stepped(metric=theirs).state_dict())
+        assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("z", math.nan, "the velocity of parameter 0 holds NaN or infinite numbers"),
+        ("v", math.inf, "the second moment of parameter 0 holds NaN or infinite numbers"),
+        ("average", math.nan, "the average of parameter 0 holds NaN"),
+        ("t", -3.0, "expected 0 or more"),
+        ("t", math.nan, "expected a tensor of one finite number"),
+    ],
+)
+def test_a_state_without_numbers_is_refused(name, value, message):
+    optimizer = stepped(metric=Diagonal(), average=0.9)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0][name].fill_(value)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(None, 3, [], {}, {"state": {}}, {"state": 3, "param_groups": []}, {"state": {}, "param_groups": 3}),
+        *({"state": {}, "param_groups": [3]}, {"state": {0: 3}, "param_groups": [{}]}),
+    ],
+    ids=str,
+)
+def test_what_is_no_state_at_all_is_refused(state):
+    with pytest.raises(ValueError, match="state_dict"):
+        fresh(mlp()).load_state_dict(state)
+
+
+def test_a_state_that_says_auto_has_its_numbers():
+    saved = copy.deepcopy(stepped(lr="auto").state_dict())
+    fresh(mlp(), lr="auto").load_state_dict(saved)
+    del saved["param_groups"][0]["far"]
+    with pytest.raises(ValueError, match="'far' of group 0, which lr='auto' needs, is None"):
+        fresh(mlp(), lr="auto").load_state_dict(saved)
+
+
+@pytest.mark.parametrize("loss", ["much", 1j, [1.0], torch.tensor(1j)], ids=str)
+def test_a_value_that_is_no_number_is_refused(loss):
+    model = mlp()
+    optimizer = fresh(model)
+    optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
+    with pytest.raises(TypeError, match="expected a real number, or a tensor of one"):
+        optimizer.step(loss=loss)
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(), BlockFW()], ids=lambda solver: type(solver).__name__)
+def test_a_sparse_gradient_is_named(solver):
+    model, y = nn.Embedding(5, 3, sparse=True), torch.tensor([0, 1, 2])
+    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters())
+    with pytest.raises(RuntimeError, match="a gradient is sparse; proxsvm needs dense ones"):
+        optimizer.step(lambda: optimizer.loss(model(y), y))
+
+
+def test_parameters_of_8_bits_are_refused():
+    with pytest.raises(TypeError, match="of at least 16 bits"):
+        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(3).to(torch.float8_e4m3fn)])
+
+
+def test_an_optimizer_that_was_made_before_its_model_is_told_so():
+    """``to_empty()`` makes new parameters: without a word the old ones, which nobody uses, would be trained."""
+    with torch.device("meta"):
+        model = nn.Linear(5, 3)
+    optimizer = fresh(model)
+    model.to_empty(device="cpu")
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    with pytest.raises(RuntimeError, match=r"on the meta device.*Make the optimizer after it"):
+        take_step(model, optimizer)
