@@ -225,7 +225,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
     parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
     parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs; default: the study's")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs, or where nothing is chosen of all")
     parser.add_argument("--precision", help="of the runs: float32 or bfloat16; default: the study's")
     parser.add_argument("--compile", help="of the runs: a backend of torch.compile, such as inductor")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command goes on")
@@ -246,7 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
     if args.seeds is not None:
-        study = replace(study, seeds=tuple(args.seeds))
+        study = study.with_seeds(args.seeds)
     changed = {"precision": args.precision, "compile": args.compile, "records": tuple(args.records or ())}
     changed = {name: value for name, value in changed.items() if value}
     study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))

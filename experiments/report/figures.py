@@ -10,11 +10,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.report import names
 from experiments.report.approximation import W_T, approximation
-from experiments.report.results import Run
+from experiments.report.results import Results, Run
 from experiments.report.selection import Candidate, best, candidates, choose
-from experiments.report.style import BLACK, COLORS, GREY, STYLE, by_epoch, curve, cut, label, legend, panels, style
+from experiments.report.style import (
+    BLACK,
+    COLORS,
+    GREY,
+    STYLE,
+    WIDTH,
+    by_epoch,
+    curve,
+    cut,
+    label,
+    legend,
+    panels,
+    style,
+)
 
+AVERAGE = "0.995"  # the decay that all studies have
 FLOOR = 0.01  # per cent of error, where a logarithmic axis ends
 
 
@@ -177,6 +192,44 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
         cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
     legend(figure, axes[0])
     return figure
+
+
+@STYLE
+def gamma(studies: Results) -> Figure:
+    """What γ is worth on each task: validation of the averages with the exact γ and with γ ≡ 1, against η."""
+    sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
+    figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
+    rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
+    for axes, (name, runs) in zip(rows, studies.items(), strict=True):
+        for ax, (metric, title) in zip(axes, sides, strict=True):
+            mine = [run for run in runs if run.method.metric == metric]
+            _exact_and_full(ax, mine)
+            ax.set(xscale="log", title=title if axes is rows[0] else "")
+        axes[0].set_ylabel(f"{names.study(name.removeprefix('ablation-'))}\n{runs[0].unit}")
+        if runs[0].lower_is_better:
+            cut(axes[0], [run.best(decay) for run in runs for decay in run.last.val_averaged])
+    for ax in rows[-1]:
+        ax.set_xlabel("η")
+    handles = {text: h for ax in rows.flat for h, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _exact_and_full(ax: Axes, runs: Sequence[Run]) -> None:
+    """Both lines of each loss; γ itself beside the points of the exact one."""
+    for run_loss in dict.fromkeys(run.method.loss for run in runs):
+        color = COLORS["adam"] if run_loss == "ce" else COLORS["dfw"]
+        for optimizer, ls, what in (("dfw", "-", "γ exact"), ("dfw-full", "--", "γ ≡ 1")):
+            line = sorted(
+                (run for run in runs if (run.method.loss, run.method.optimizer) == (run_loss, optimizer)),
+                key=lambda run: run.config["lr"],
+            )
+            x, y = [run.config["lr"] for run in line], [run.best(AVERAGE) for run in line]
+            ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{names.LOSSES[run_loss]}, {what}")
+            for at, value, run in zip(x, y, line, strict=True) if optimizer == "dfw" else ():
+                if np.isfinite(value):
+                    spot = {"textcoords": "offset points", "xytext": (0, 5), "ha": "center", "fontsize": 7}
+                    ax.annotate(f"{run.last.gamma:.2f}", (at, value), color=color, annotation_clip=True, **spot)
 
 
 @STYLE

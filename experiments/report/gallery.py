@@ -23,6 +23,7 @@ from experiments.report.figures import (
     convergence,
     errors,
     figure_1,
+    gamma,
     regression,
     sensitivity,
     step_size,
@@ -47,7 +48,11 @@ class Drawing:
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
     found = [Drawing("figure-1", "", CAPTIONS["figure-1"], figure_1)]
+    if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
+        found.append(Drawing("gamma", "", CAPTIONS["gamma"], partial(gamma, ablated)))
     for study, runs in results.items():
+        if study in ablated:
+            continue
         for k, task in enumerate(dict.fromkeys(run.task for run in runs)):
             mine = [run for run in runs if run.task == task]
             title = names.study(study) + (f", {mine[0].config['model']}" if k else "")
@@ -107,6 +112,9 @@ CAPTIONS = {
     "settings (the paper's Figure 4). Errors above 1.5 times the best are cut.",
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
     "below, where several decays were tried, DFW with each.",
+    "gamma": "Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed). The numbers "
+    "are the mean γ of the last epoch. Left: Euclidean metric, momentum 0.9. Right: diagonal metric, no momentum. "
+    "One seed; errors above 1.5 times the best are cut.",
     "regression": "The error by epoch at the chosen setting of each method. Errors above 1.5 times the best are cut.",
 }
 

@@ -45,12 +45,15 @@ FIELDS = {"lr": "η", "weight_decay": "l₂", "batch": "batch", "momentum": "mom
 
 
 def optimizer(method: Method) -> str:
-    """``DFW, diagonal``, ``SGD, schedule``, ``SGD, constant``: SGD and AdamW always say which of the two it is."""
-    said = [OPTIMIZERS.get(method.optimizer, method.optimizer)]
+    """``DFW``, ``proxsvm, diagonal``, ``SGD, schedule``, ``SGD, constant``: SGD and AdamW say which of the two it is.
+
+    DFW is the paper's single step in the Euclidean metric.
+    """
+    ours = method.optimizer == "dfw" and method.metric
+    said = ["proxsvm" if ours else OPTIMIZERS.get(method.optimizer, method.optimizer)]
     said += ["schedule"] if method.scheduled else ["constant"] if method.optimizer in ("sgd", "adamw") else []
     said += [method.metric] if method.metric else []
     said += ["η = auto"] if method.auto else []
-    said += ["its own average"] if method.average else []
     return ", ".join(said)
 
 
@@ -63,6 +66,16 @@ def method(method: Method, averaged: bool = False) -> str:
         + (" + average" if averaged else "")
         + (f", {loss(method)}" if method.loss not in usual else "")
     )
+
+
+def recommended(run: Run, averaged: bool = False) -> str:
+    """``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``: a method at one fixed setting."""
+    ours, said = run.method.optimizer == "dfw", optimizer(run.method)
+    if ours and not run.method.auto:
+        said += f", η = {run.config['lr']:g}, " + (
+            f"momentum {mu:g}" if (mu := run.config["momentum"]) else "no momentum"
+        )
+    return said + (" + average" if averaged else "")
 
 
 def loss(method: Method) -> str:

@@ -105,8 +105,12 @@ def _scale(scale: str, results: Results) -> list[Section]:
     prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
     claims = study_tables.claims(results)
     sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
-    fixed = study_tables.fixed({name: runs for name, runs in results.items() if name.startswith("fixed-")})
+    fixed = study_tables.fixed({name: runs for name, runs in results.items() if name.startswith("fixed-")}, results)
     sections += [Section(f"{prefix}fixed", fixed.title + tail, tables=[fixed])] if fixed.rows else []
+    if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
+        gamma = study_tables.ablation(ablated)
+        pictures = [Picture.of(drawings(results)["gamma"])]
+        sections.append(Section(f"{prefix}gamma", gamma.title + tail, pictures=pictures, folded=[gamma]))
     drawn = [drawing for drawing in drawings(results).values() if drawing.study]
     for name in sorted(results, key=_place):
         runs = results[name]
@@ -157,14 +161,19 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 def filled(text: str, studies: Results) -> str:
     """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``.
 
-    A table of the kind ``beside`` or ``fixed`` is of several studies.
+    A table of a kind in ``TOGETHER`` is of several studies.
     """
     marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, *TOGETHER))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
 
 
 KINDS = {"study": study_tables.study, "settings": study_tables.every_setting, "averages": study_tables.averages}
-TOGETHER = {"beside": study_tables.beside, "fixed": study_tables.fixed}
+TOGETHER = {
+    "beside": study_tables.beside,
+    "fixed": study_tables.fixed,
+    "ranks": study_tables.ranks,
+    "ablation": study_tables.ablation,
+}
 
 
 def _markdown(named: str, studies: Results, kind: str = "study") -> str:
@@ -173,7 +182,8 @@ def _markdown(named: str, studies: Results, kind: str = "study") -> str:
             there = ", ".join(studies)
             raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {there}")
     if kind in TOGETHER:
-        return TOGETHER[kind]({name: studies[name] for name in named.split()}).markdown()
+        asked = {name: studies[name] for name in named.split()}
+        return (study_tables.fixed(asked, studies) if kind == "fixed" else TOGETHER[kind](asked)).markdown()
     table = KINDS[kind](named, studies[named])
     return f"{table.markdown()}\n\n{table.note}"
 

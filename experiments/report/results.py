@@ -49,6 +49,7 @@ class Epoch:
     train_loss: float
     train: float
     step_size: float
+    gamma: float  # the mean of the epoch; nan where the optimizer has none
     val: float
     val_averaged: Mapping[str, float]
     val_averaged_fresh: Mapping[str, float]  # with batch-norm statistics estimated anew; after the last epoch only
@@ -165,6 +166,7 @@ def _epoch(point: Mapping[str, Any]) -> Epoch:
         train_loss=_number(point["train_loss"]),
         train=_number(next((v for k, v in point.items() if k in ("train_accuracy", "train_mae", "train_nats")), None)),
         step_size=_number(point["step_size"]),
+        gamma=_number(point.get("gamma")),
         val=_number(point["val"]),
         val_averaged=averaged,
         val_averaged_fresh=fresh,

@@ -10,11 +10,12 @@ from statistics import mean
 
 from experiments.report import names
 from experiments.report.results import Method, Results, Run, is_side
-from experiments.report.selection import Candidate, best, candidates, choose, grid, preferred
+from experiments.report.selection import Candidate, best, candidates, choose, final, grid, preferred
 from experiments.report.table import Table, embolden
 
 OF_THE_PAPER = ("cifar10", "cifar100", "snli")  # data sets
 ADAPTIVE = ("adagrad", "adam", "amsgrad", "bpgrad")
+OURS = ("dfw", "dfw-full", "multistep")
 AVERAGED = "Averaged weights"
 SEEDS = "Mean ± sample standard deviation over the seeds."
 
@@ -136,33 +137,97 @@ def beside(studies: Results) -> Table:
     return table
 
 
-def fixed(studies: Results) -> Table:
-    """One setting for all tasks: the mean test value of each method, its mean rank, and its worst distance to the best.
+def fixed(studies: Results, tuned: Results | None = None) -> Table:
+    """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
 
     A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 less its
-    accuracy, over those of the best row.
+    accuracy, over those of the best row. The last row is the best of the peers in the ``tuned`` study of each task.
     """
-    columns: list[dict[tuple[Method, bool], float]] = []
-    heads = [names.study(name.removeprefix("fixed-")) for name in studies]
-    table = Table("One fixed setting for all tasks", ["", *heads, "mean rank", "worst"])
-    for runs in studies.values():
-        chosen = [(c.method, averaged, c) for averaged in (False, True) for c in choose(runs, averaged)]
-        columns.append({(method, averaged): c.test.mean for method, averaged, c in chosen if c.test.count})
+    tasks = [name.removeprefix("fixed-") for name in studies]
     lower = [runs[0].lower_is_better for runs in studies.values()]
-    error = [{k: v if low else 100 - v for k, v in c.items()} for c, low in zip(columns, lower, strict=True)]
-    least = [min(column.values(), default=math.nan) for column in error]
+    table = Table("One fixed setting for all tasks", ["", *map(names.study, tasks), "mean rank", "worst"])
+    columns = [_recommended(runs) for runs in studies.values()]
+    errors = [[v if low else 100 - v for v in column.values()] for column, low in zip(columns, lower, strict=True)]
     for row in columns[0] if columns else ():
         if not all(row in column for column in columns):
             continue
-        places = [1 + sum(other < column[row] for other in column.values()) for column in error]
-        worst = max(column[row] / best for column, best in zip(error, least, strict=True))
-        method, averaged = row
-        cells = [f"{c[row]:.3f}" if low else f"{c[row]:.1f}" for c, low in zip(columns, lower, strict=True)]
-        table.rows.append([names.method(method, averaged), *cells, f"{mean(places):.1f}", f"{worst:.2f}"])
+        values = [column[row] for column in columns]
+        mine = [v if low else 100 - v for v, low in zip(values, lower, strict=True)]
+        places = [1 + sum(e < own for e in column) for own, column in zip(mine, errors, strict=True)]
+        worst = max(own / min(column) for own, column in zip(mine, errors, strict=True))
+        cells = [_cell(value, low) for value, low in zip(values, lower, strict=True)]
+        table.rows.append([row, *cells, f"{mean(places):.1f}", f"{worst:.2f}"])
     for k, low in enumerate([*lower, True, True], 1):
         embolden(table.rows, k, low)
+    peers = [_best_peer((tuned or {}).get(task, ())) for task in tasks]
+    if table.rows and any(peers):
+        cells = ["—" if peer is None else _cell(peer.test.mean, low) for peer, low in zip(peers, lower, strict=True)]
+        table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
     table.note = "Test values, no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
     return table
+
+
+def ranks(studies: Results) -> Table:
+    """The short form of :func:`fixed`: mean rank and worst of the six best methods, as trained or averaged."""
+    table = Table(f"One setting for {len(studies)} tasks", ["", "mean rank", "worst error, relative to the best"])
+    for name, *_, place, worst in sorted(fixed(studies).rows, key=lambda row: float(row[-2])):
+        if name.removesuffix(" + average") not in {row[0].removesuffix(" + average") for row in table.rows}:
+            table.rows.append([name, str(place), str(worst)])
+    del table.rows[6:]
+    return table
+
+
+def _recommended(runs: Sequence[Run]) -> dict[str, float]:
+    """The test value of each method at its one setting, and of its averaged weights, by the name of the row."""
+    found = [(names.recommended(c.runs[0], a), c.test) for a in (False, True) for c in candidates(final(runs), a)]
+    return {name: test.mean for name, test in found if test.count and math.isfinite(test.mean)}
+
+
+def _best_peer(runs: Sequence[Run]) -> Candidate | None:
+    """What validation prefers among the methods that are not ours, their averaged weights included."""
+    chosen = [c for averaged in (False, True) for c in choose(runs, averaged)]
+    peers = [c for c in chosen if c.method.optimizer not in OURS and c.test.count]
+    return best(peers) if peers else None
+
+
+def _cell(value: float, lower: bool) -> str:
+    return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
+
+
+def ablation(studies: Results) -> Table:
+    """What γ is worth: the validation value with it and without (γ ≡ 1), with three inner steps, and averages of each.
+
+    One row per task, loss, metric and η.
+    """
+    heads = ["task", "loss", "metric, momentum", "η", "γ, last epoch", "γ exact", "γ ≡ 1", "3 steps"]
+    table = Table("Does γ matter?", [*heads, *(f"{head}, averaged" for head in heads[5:])])
+    for name, runs in studies.items():
+        for key, group in _by_setting(runs).items():
+            loss, metric, momentum, eta = key
+            cells = [_validation(group.get(kind), averaged) for averaged in (False, True) for kind in OURS]
+            gamma = f"{group['dfw'].last.gamma:.2f}" if "dfw" in group else "—"
+            where = f"{metric or 'Euclidean'}, {momentum:g}"
+            table.rows.append(
+                [names.study(name.removeprefix("ablation-")), names.LOSSES[loss], where, f"{eta:g}", gamma, *cells]
+            )
+    table.note = "Validation of the best epoch, one seed. A dash: not run; ∞: diverged."
+    return table
+
+
+def _by_setting(runs: Sequence[Run]) -> dict[tuple[str, str, float, float], dict[str, Run]]:
+    """The runs of each loss, metric, momentum and η, by optimizer."""
+    found: dict[tuple[str, str, float, float], dict[str, Run]] = {}
+    for run in runs:
+        key = run.config["loss"], run.config.get("metric", ""), run.config["momentum"], run.config["lr"]
+        found.setdefault(key, {})[run.config["optimizer"]] = run
+    return found
+
+
+def _validation(run: Run | None, averaged: bool) -> str:
+    if run is None:
+        return "—"
+    value = run.best(next(iter(run.last.val_averaged)) if averaged else None)
+    return _cell(value, run.lower_is_better) if math.isfinite(value) else "∞"
 
 
 def _anew(runs: Sequence[Run]) -> str:

@@ -453,11 +453,40 @@ def test_one_fixed_setting_over_all_tasks():
     table = study_tables.fixed(studies)
     assert table.header == ["", "CIFAR-10", "Language model", "mean rank", "worst"]
     assert table.rows == [
-        ["DFW, diagonal, η = auto, its own average, cross-entropy", "80.0", "1.000", "1.0", "1.00"],
+        ["proxsvm, diagonal, η = auto", "80.0", "1.000", "1.0", "1.00"],
         ["AdamW, constant", "70.0", "1.500", "2.5", "1.50"],
         ["AdamW, constant + average", "71.0", "2.500", "2.5", "2.50"],
     ]  # DoG was not run on all tasks
     assert study_tables.fixed({}).rows == []
+    tuned = {
+        "cifar10": runs(line(test=99.0), line(optimizer="adam", val=50.0, test=71.0), line(optimizer="dog", test=70.0))
+    }
+    assert study_tables.fixed(studies, tuned).rows[-1] == ["*best peer, tuned on each task*", "70.0", "—", "—", "—"]
+
+
+def test_two_settings_of_one_method_are_two_rows():
+    prox = {"study": "fixed-lm", "optimizer": "dfw", "loss": "ce", "metric": "diagonal", "average": "0.995"}
+    mine = runs(
+        *(line(**prox, dataset="lm", lr=lr, momentum=mu, test=v) for lr, mu, v in ((0.01, 0.0, 1.5), (0.001, 0.9, 1.4)))
+    )
+    assert [row[:2] for row in study_tables.fixed({"fixed-lm": mine}).rows] == [
+        ["proxsvm, diagonal, η = 0.001, momentum 0.9", "1.400"],
+        ["proxsvm, diagonal, η = 0.01, no momentum", "1.500"],
+    ]
+
+
+def test_what_gamma_is_worth():
+    options = {"study": "ablation-cifar10", "dataset": "cifar10", "loss": "ce", "averaged": {"0.995": 62.0}}
+    lines = [line(optimizer=name, lr=0.1, val=v, **options) for name, v in (("dfw", 60.0), ("dfw-full", 10.0))]
+    lines[0]["curve"][-1]["gamma"] = 0.25
+    studies = {"ablation-cifar10": runs(*lines)}
+    assert study_tables.ablation(studies).rows == [
+        ["CIFAR-10", "cross-entropy", "Euclidean, 0.9", "0.1", "0.25", "60.0", "10.0", "—", "62.0", "62.0", "—"]
+    ]
+    drawn = gallery.drawings(studies)
+    assert list(drawn) == ["figure-1", "gamma"]
+    texts = [text.get_text() for ax in drawn["gamma"].draw().axes for text in ax.texts]
+    assert texts == ["0.25"]
 
 
 def test_nats_are_to_be_small_and_metrics_are_methods():
@@ -472,8 +501,8 @@ def test_nats_are_to_be_small_and_metrics_are_methods():
     )
     assert [(names.optimizer(c.method), round(c.val.mean, 6)) for c in found] == [
         ("DFW", 1.4),
-        ("DFW, diagonal", 1.3),
-        ("DFW, diagonal, η = auto", 1.6),
+        ("proxsvm, diagonal", 1.3),
+        ("proxsvm, diagonal, η = auto", 1.6),
     ]
     assert found[0].runs[0].unit == "nats per character"
 
@@ -492,7 +521,9 @@ def test_studies_stand_side_by_side():
         page.filled(text.replace("cifar10 -->", "mnist -->"), {"cifar10": both})
 
 
-@pytest.mark.parametrize(("file", "kind"), [("docs/reproduction.md", "study"), ("README.md", "beside")])
+@pytest.mark.parametrize(
+    ("file", "kind"), [("docs/reproduction.md", "study"), ("README.md", "ranks"), ("docs/index.md", "ranks")]
+)
 def test_the_docs_show_what_the_results_say(file, kind):
     root = Path(__file__).parents[2]
     text = (root / file).read_text(encoding="utf-8")
