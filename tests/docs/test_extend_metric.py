@@ -141,7 +141,7 @@ def test_a_state_of_another_shape_or_metric_is_refused():
     optimizer = optimizer_of(model)
     train(model, optimizer, batches(1, n=12))
     saved = optimizer.state_dict()
-    with pytest.raises(ValueError, match="has \\['L', 'R'\\]"):
+    with pytest.raises(ValueError, match="has \\['L', 'R', 't', 'z'\\]"):
         optimizer_of(model, metric=Diagonal()).load_state_dict(saved)
     saved = copy.deepcopy(saved)
     saved["state"][0]["L"] = torch.zeros(6, 5)
