@@ -176,5 +176,5 @@ def test_the_number_of_threads_changes_nothing_but_rounding():
 def test_without_numba_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     Life(False).train()
-    with pytest.raises(ModuleNotFoundError, match=r"needs 'numba'.*proxsvm\[fast\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs 'numba'.*\[fast\]"):
         Life(True)

@@ -203,7 +203,7 @@ def test_without_triton_torchs_operations_are_used(monkeypatch):
     try:
         w = [torch.ones(3)]
         assert not isinstance(StepKernels().bind(w, w), step_triton.FusedPasses)
-        with pytest.raises(ModuleNotFoundError, match=r"needs 'triton'.*proxsvm\[gpu\]"):
+        with pytest.raises(ModuleNotFoundError, match=r"needs 'triton'.*\[gpu\]"):
             StepKernels(True, nn.Parameter(w[0]))
     finally:
         step_triton.available.cache_clear()

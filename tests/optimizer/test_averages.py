@@ -469,7 +469,7 @@ def damaged(state, change):
             lambda s: s["state"][0].update(average=3.0),
             r"the average of parameter 0 is 3\.0; expected a tensor",
         ),
-        ("train", lambda s: s["state"][0].update(ema=torch.zeros(2)), r"\['ema'\]; expected"),
+        ("train", lambda s: s["state"][0].update(ema=torch.zeros(2)), r"'ema', 't', 'z'\]; expected"),
     ],
 )
 def test_a_state_that_says_one_thing_and_holds_another_is_refused(mode, change, message):
