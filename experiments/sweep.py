@@ -99,9 +99,11 @@ def _finish(
             return [done[k].user_attrs["result"] for k in range(len(runs))]
         busy = queue.get_trials(deepcopy=False, states=(state.RUNNING,))
         for trial in busy:
-            if "seen" not in trial.user_attrs:  # a worker killed before its first heartbeat would never pass for dead
+            # A worker killed before its first heartbeat would never pass for dead. (A retried trial has the attributes
+            # of the one before it, so "seen" says of which trial.)
+            if trial.user_attrs.get("seen") != trial.number:
                 connection.record_heartbeat(trial._trial_id)
-                connection.set_trial_user_attr(trial._trial_id, "seen", True)
+                connection.set_trial_user_attr(trial._trial_id, "seen", trial.number)
         idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
         if idle > 3:  # and for good, if whoever was to put it back died as well
             with lock:

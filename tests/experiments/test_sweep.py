@@ -156,6 +156,18 @@ def test_two_workers_killed_at_random_until_the_study_is_complete(data, tmp_path
     assert told(found) == told(expected)
 
 
+def test_a_retried_run_whose_worker_dies_before_its_first_heartbeat_is_taken_up(data, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    study, storage = replace(tiny(data), seeds=()), f"sqlite:///{tmp_path}/optuna.db"
+    clock = sweep.Clock(heartbeat=1, grace=2, until=time.monotonic() + 60)
+    connection = sweep._connect(optuna, storage, clock)
+    queue = sweep._queue(optuna, f"{study.name}: grid", list(study.grid), connection, (), 0)
+    with pytest.warns(UserWarning, match="Heartbeat"):  # which it will not have
+        trial = queue.ask()
+    trial.set_user_attr("seen", -1)  # as another worker noted of the one before it
+    assert len(sweep.work(study, storage, tmp_path, clock)) == 4
+
+
 def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):
     study, storage = tiny(data), f"sqlite:///{tmp_path}/optuna.db"
     hidden = data / "away"
