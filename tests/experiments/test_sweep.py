@@ -113,7 +113,7 @@ def work(out, calls=None):
     if calls is not None:  # die before, in or after the database's transactions, a rename, an fsync
         count = itertools.count()
         sys.setprofile(lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(count) == calls else None)
-    storage, clock = f"sqlite:///{out}/optuna.db", sweep.Clock(heartbeat=1, grace=2)
+    storage, clock = f"sqlite:///{out}/optuna.db", sweep.Clock(heartbeat=1, grace=6)
     found = sweep.work(tiny(data, averages=("0.9",)), storage, out, clock)
     sweep.write(out / "found.json", json.dumps(found))
 
