@@ -19,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -92,7 +93,7 @@ def _finish(
         if time.monotonic() > clock.until:
             raise train.TimeUp(name)
         if queue.get_trials(deepcopy=False, states=(state.WAITING,)):
-            queue.optimize(lambda trial: _run(optuna, queue, trial, runs, out, clock.until), n_trials=1)
+            _take(optuna, queue, runs, out, clock.until)
             continue
         done = {trial.params["run"]: trial for trial in queue.get_trials(deepcopy=False, states=(state.COMPLETE,))}
         if len(done) == len(runs):
@@ -102,8 +103,9 @@ def _finish(
             # A worker killed before its first heartbeat would never pass for dead. (A retried trial has the attributes
             # of the one before it, so "seen" says of which trial.)
             if trial.user_attrs.get("seen") != trial.number:
-                connection.record_heartbeat(trial._trial_id)
-                connection.set_trial_user_attr(trial._trial_id, "seen", trial.number)
+                with suppress(optuna.exceptions.UpdateFinishedTrialError):  # it has finished meanwhile
+                    connection.record_heartbeat(trial._trial_id)
+                    connection.set_trial_user_attr(trial._trial_id, "seen", trial.number)
         idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
         if idle > 3:  # and for good, if whoever was to put it back died as well
             with lock:
@@ -114,8 +116,32 @@ def _finish(
             optuna.storages.fail_stale_trials(queue)
 
 
-def _run(optuna: Any, queue: Any, trial: Any, runs: Sequence[Config], out: Path, until: float) -> float:
-    """One run of the queue; Optuna's objective."""
+def _take(optuna: Any, queue: Any, runs: Sequence[Config], out: Path, until: float) -> None:
+    """Take one run from the queue, and do it.
+
+    A worker that is late with its heartbeat, because the machine slept or was busy, passes for dead, and its trial for
+    failed: nothing can be told of it any more. Its run is done, though, and whoever has it again will find it so.
+    """
+    taken: list[int] = []
+    faults: list[BaseException] = []
+
+    def objective(trial: Any) -> float:
+        taken.append(trial._trial_id)
+        return _run(optuna, queue, trial, runs, out, until, faults)
+
+    try:
+        queue.optimize(objective, n_trials=1)
+    except Exception:
+        if faults:
+            raise faults[0] from None
+        if not taken or queue._storage.get_trial(taken[0]).state != optuna.trial.TrialState.FAIL:
+            raise
+
+
+def _run(
+    optuna: Any, queue: Any, trial: Any, runs: Sequence[Config], out: Path, until: float, faults: list[BaseException]
+) -> float:
+    """One run of the queue; Optuna's objective. What goes wrong in the run itself is put into ``faults``."""
     if "run" not in trial.user_attrs:
         raise optuna.TrialPruned("the queue was empty: another worker took the last run")
     k = trial.suggest_categorical("run", list(range(len(runs))))
@@ -123,7 +149,8 @@ def _run(optuna: Any, queue: Any, trial: Any, runs: Sequence[Config], out: Path,
     try:
         with FileLock(f"{folder}.lock"):  # another one may be at it, that only seemed to be dead
             lines = train.run(runs[k], folder, until=until)
-    except BaseException:  # Ctrl-C as well: Optuna calls the trial failed, but the run shall go on another time
+    except BaseException as fault:  # Ctrl-C as well: the trial has failed, but the run shall go on another time
+        faults.append(fault)
         _enqueue(queue, k, runs[k])
         raise
     about = json.loads((folder / "config.json").read_text())
