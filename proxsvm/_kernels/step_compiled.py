@@ -20,11 +20,11 @@ from torch import Tensor
 
 from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, compare, shapes
-from proxsvm._kernels.tensors import PLAIN, Array, are_plain, chunks, disjoint, is_dense, laid_out_as
+from proxsvm._kernels.tensors import PLAIN, Alike, Array, are_plain, chunks, disjoint, is_dense, laid_out_as
 from proxsvm._numbers import to_float
 
 CHUNK = 1 << 16  # elements that a thread takes at a time
-HEAD = 8  # words of a job before the shares
+HEAD, FLAGS = 8, 3  # words of a job before the shares, and the one of its flags
 SCALARS = 10  # push, lift, keep = 1 − drop, μ, rate; β₂, 1 − β₂, correction, eps, scale
 WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16  # flags of a job
 DTYPES = (torch.float32, torch.float64)
@@ -66,38 +66,58 @@ class Plan:
     """
 
     def __init__(self, w: Sequence[Tensor]) -> None:
-        sizes = [t.numel() for t in w]
+        from proxsvm._kernels import native, step_loops
+
+        self._team, self._native, sizes = native.team(), native.run, [t.numel() for t in w]
+        self._loops = {name: step_loops.compiled(name, w[0].dtype) for name in ("products", "advance")}
         self.dtype, self.total, self.shapes = w[0].dtype, sum(sizes), shapes(w)
         self.table = chunks(sizes, CHUNK)
         self.n, self.address = len(self.table), self.table.ctypes.data
         self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(self.dtype.itemsize)
         self.sums, self.scalars = np.empty((self.n, 4)), np.zeros(SCALARS, dtype=str(self.dtype).removeprefix("torch."))
         self.sums_address, self.scalars_address = self.sums.ctypes.data, self.scalars.ctypes.data
+        self.alike: Alike | None = None  # whether w and x are like the first that were found to be plain
         self.disjoint = b""  # addresses of parameters that do not overlap
         self.known: dict[int, tuple[Tensors, bytes]] = {}  # streams that were checked, and where they were
-        self._shares: dict[int, Array] = {}
+        self._heads: dict[int, Array] = {}
 
-    def shares(self, threads: int) -> Array:
-        """For each thread the chunks that it has taken, its first, and the one after its last; of about equal size."""
-        if threads not in self._shares:
+    def head(self, threads: int) -> Array:
+        """What a job begins with, before its addresses.
+
+        Eight words, the flags not set yet; then for each thread the chunks that it has taken, its first, and the one
+        after its last, of about equal size.
+        """
+        if threads not in self._heads:
+            number = self._team.number if self._team is not None and threads > 1 else 0
             ends = np.searchsorted(np.cumsum(self.table[:, 2]), self.total * np.arange(1, threads) / threads)
             bounds = np.array([0, *ends, self.n])
-            self._shares[threads] = np.stack([0 * bounds[1:], bounds[:-1], bounds[1:]], 1).astype(np.uint64).reshape(-1)
-        return self._shares[threads]
+            shares = np.stack([0 * bounds[1:], bounds[:-1], bounds[1:]], 1).reshape(-1)
+            words = threads, len(self.shapes), self.address, 0, self.sums_address, self.dtype.itemsize, number
+            self._heads[threads] = np.array([*words, self.scalars_address, *shares], dtype=np.uint64)
+        return self._heads[threads]
+
+    def run(self, name: str, job: int, threads: int) -> None:
+        """Run one of the two loops on the job at an address."""
+        self._native(self._loops[name], job, threads)
 
 
 class FusedPasses(Passes):
     """The two passes as two jobs for the loops. Shapes are compared before an address is taken."""
 
-    def __init__(self, w: Tensors, x: Tensors, plan: Plan, moments: Moments | None = None) -> None:
-        self.w, self._plan, self._moments = w, plan, moments
+    def __init__(self, w: Tensors, x: Tensors, plan: Plan, moments: Moments | None = None, alike: bool = False) -> None:
+        self.w, self.x, self._plan, self._moments = w, x, plan, moments
         self._threads = max(1, min(torch.get_num_threads(), plan.total // CHUNK))
         self._first = HEAD + 3 * self._threads
         self._job = np.zeros(self._first + 6 * len(w), dtype=np.uint64)
         self._address = self._job.ctypes.data
-        self._contiguous = all(map(Tensor.is_contiguous, w))
+        self._contiguous = alike or all(map(Tensor.is_contiguous, w))
         self._at = self._point(0, w)
-        self.x = self._stream(1, x, "gradient")
+        if alike:
+            self._point(1, x)
+        else:
+            self.x = self._stream(1, x, "gradient")
+            if plan.alike is None and self._contiguous and self.x is x:
+                plan.alike = Alike([*w, *x])
         self._v = None if moments is None else self._kept(2, moments.v, "second moment")
 
     def _stream(self, k: int, tensors: Tensors, what: str) -> Tensors:
@@ -143,18 +163,14 @@ class FusedPasses(Passes):
         return True
 
     def _run(self, name: str, flags: int) -> None:
-        from proxsvm._kernels import native, step_loops
-
-        plan, team = self._plan, native.team()
-        number = team.number if team is not None and self._threads > 1 else 0
+        plan = self._plan
         if self._moments is not None:
             _, beta2, correction, eps, scale = self._moments
             plan.scalars[5:10] = beta2, 1 - beta2, to_float(correction), eps, to_float(scale)
             flags |= MOMENTS
-        head = self._threads, len(self.w), plan.address, flags, plan.sums_address, plan.dtype.itemsize, number
-        self._job[:HEAD] = *head, plan.scalars_address
-        self._job[HEAD : self._first] = plan.shares(self._threads)
-        native.run(step_loops.compiled(name, plan.dtype), self._address, self._threads)
+        self._job[: self._first] = plan.head(self._threads)
+        self._job[FLAGS] = flags
+        plan.run(name, self._address, self._threads)
 
     def products(self, with_w: bool = True, start: Tensors | None = None) -> Sums:
         """The inner products as Python floats."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -72,6 +73,23 @@ def chunks(sizes: Sequence[int], length: int) -> Array:
     """
     cuts = [(i, start, min(length, n - start)) for i, n in enumerate(sizes) for start in range(0, n, length)]
     return np.array(cuts, dtype=np.int64).reshape(-1, 3)
+
+
+class Alike:
+    """Whether tensors have the types, dtypes, devices, layouts, shapes and strides of others, asked in one call.
+
+    The compiler of torch guards its graphs so. Where torch has no such guards, no tensors are alike.
+
+    >>> alike = Alike([torch.ones(2, 3)])
+    >>> alike([torch.zeros(2, 3)]), alike([torch.zeros(3, 2).t()]), alike([torch.zeros(2, 3).double()])
+    (True, False, False)
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._n, self._check = len(tensors), _guards(tensors) if _guards_hold() else None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> bool:
+        return self._check is not None and len(tensors) == self._n and self._check(*tensors)
 
 
 def disjoint(addresses: Array, sizes: Array) -> bool:
@@ -178,3 +196,22 @@ def _proxy_mode() -> bool:
         return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
     except (AttributeError, RuntimeError):
         return True
+
+
+def _guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    make: Any = torch._C._dynamo.guards.TensorGuards
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check: Callable[..., bool] = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+@functools.cache
+def _guards_hold() -> bool:
+    """Whether torch's guards are there, and see what they have to see."""
+    x = torch.ones(2, 2)
+    others = x.t(), x[:1], x.double(), x.view(torch.int32), x.to("meta"), x.to_sparse(), torch._neg_view(x)
+    try:
+        check = _guards([x])
+        return check(x.clone()) and not any(map(check, (*others, torch.nn.Parameter(x))))
+    except Exception:  # however they have changed
+        return False

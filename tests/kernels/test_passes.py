@@ -229,3 +229,29 @@ def test_two_cells_of_equal_shapes_keep_their_own_scalars():
     both = [kernels.bind(a, x, moments([(4,)])._replace(eps=eps)) for a, eps in ((w, 1.0), (u, 9.0))]
     alone = StepKernels(True).bind(w, x, moments([(4,)])._replace(eps=1.0))
     assert both[0].products() == alone.products()
+
+
+ODD = {
+    "transposed": lambda w, x: setattr(w, "data", w.data.t()),
+    "shorter": lambda w, x: (setattr(w, "data", w.data[:1]), x.resize_(1, 2)),
+    "of another precision": lambda w, x: (setattr(w, "data", w.data.double()), setattr(x, "data", x.data.double())),
+    "a negative view": lambda w, x: setattr(x, "data", torch._neg_view(x.data)),
+    "a transposed gradient": lambda w, x: setattr(x, "data", x.data.t()),
+    "a gradient of another precision": lambda w, x: setattr(x, "data", x.data.double()),
+    "nothing": lambda w, x: None,
+}
+
+
+@pytest.mark.parametrize("guards", [True, False])
+@pytest.mark.parametrize("odd", ODD)
+def test_what_changes_after_a_step_is_noticed(odd, guards, monkeypatch):
+    monkeypatch.setattr("proxsvm._kernels.tensors._guards_hold", lambda: guards)
+    w, x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 10.0], [100.0, 1000.0]])
+    kernels = StepKernels(True)
+    kernels.bind([w], [x]).products()
+    ODD[odd](w, x)
+    found = kernels.bind([w], [x]).products()
+    assert found[:3] == (float((x * x).sum()), float((w * x).sum()), float((w * w).sum()))
+    for wrong in (torch.ones(3), torch.ones(w.shape, device="meta")):
+        with pytest.raises(RuntimeError):
+            kernels.bind([w], [wrong])
