@@ -56,7 +56,7 @@ def _by_numba(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weigh
         return None
     value: Tensor = _Value.apply(scores, s, rows.total, loss.formula_of(target))  # type: ignore[no-untyped-call]
     if value.requires_grad:
-        alike = weight is None and rows.counted == len(target)
+        alike = weight is None and rows.counted == target.numel()
         p = rows.share if alike else loss.coefficients(scores, target, None)
         value.origin = Origin(loss, scores, target, p)  # type: ignore[attr-defined]
     return value

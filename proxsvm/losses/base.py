@@ -128,8 +128,8 @@ class Origin:
     def _versions(self) -> tuple[int, ...]:
         if torch.compiler.is_compiling():
             return ()
-        seen = (x for x in (*parts(self.scores), *parts(self.target)) if isinstance(x, Tensor))
-        return tuple(0 if x.is_inference() else x._version for x in seen)
+        seen = [x for x in (*parts(self.scores), *parts(self.target)) if isinstance(x, Tensor)]
+        return tuple([0 if x.is_inference() else x._version for x in seen])
 
     def check(self) -> None:
         """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them.

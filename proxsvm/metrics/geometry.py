@@ -50,7 +50,7 @@ class Geometry:
         self._r_squared: Number | None = None
         kernels = StepKernels(fused=False) if kernels is None else kernels
         self.cells = [
-            Cell(group, at, [params[i] for i in at], kernels, 1.0 if shares is None else shares[at[0]], memory)
+            Cell(group, at, _chosen(params, at), kernels, 1.0 if shares is None else shares[at[0]], memory)
             for group in groups
             for at in of_a_kind(params, group, shares, memory.kinds)
         ]
@@ -237,6 +237,10 @@ class Geometry:
             self.cells[0].memory.commit(skip)
         count(list(counts.values()))
         return _all(stays)
+
+
+def _chosen(params: list[Tensor], at: Sequence[int]) -> list[Tensor]:
+    return params[at.start : at.stop] if isinstance(at, range) else [params[i] for i in at]
 
 
 def count(steps: Sequence[tuple[Tensor, bool | Tensor]]) -> None:

@@ -37,18 +37,23 @@ class GroupedOptimizer(Scalable):
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
 
-    def _groups_with_gradients(self) -> list[dict[str, Any]]:
-        """The same for the parameters that have a gradient."""
-        groups = [
-            {**checked(g), "params": [p for p in g["params"] if p.grad is not None], "metric": metric}
-            for g, metric in zip(self.param_groups, self._metrics, strict=True)
-        ]
-        if not any(g["params"] for g in groups) and any(p.is_meta for p in self._params()):
+    def _groups_with_gradients(self) -> tuple[list[dict[str, Any]], list[Tensor]]:
+        """The same for the parameters that have a gradient, and the gradients."""
+        groups: list[dict[str, Any]] = []
+        grads: list[Tensor] = []
+        for g, metric in zip(self.param_groups, self._metrics, strict=True):
+            params = g["params"]
+            found = [x for x in [p.grad for p in params] if x is not None]
+            if len(found) < len(params):
+                params = [p for p in params if p.grad is not None]
+            groups.append({**checked(g), "params": params, "metric": metric})
+            grads += found
+        if not grads and any(p.is_meta for p in self._params()):
             raise RuntimeError(
                 "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
                 "them. Make the optimizer after it, from the model's new parameters"
             )
-        return groups
+        return groups, grads
 
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class StateMemory(Memory):
     def tensors(self, name: str, at: Sequence[int], w: Tensors, metric: Metric) -> list[Tensor]:
         """The state ``name``: zeros at first, or for the average the parameter itself."""
         dtype = state_dtype(name, w[0].dtype)
-        states = [self._state[self._owners[i]] for i in at]
+        states = self._states(at)
         try:
             found = [own[name] for own in states]
         except KeyError:  # a first step
@@ -68,6 +68,15 @@ class StateMemory(Memory):
                 own[name] = own[name].to(dtype)
             found = [own[name] for own in states]
         return [local(x) for x in found] if any_sharded(found) else found
+
+    def _states(self, at: Sequence[int]) -> Collection[dict[str, Any]]:
+        """Of the parameters at some indices; without a look-up where the order is that of the state, as nearly always.
+
+        (A tensor as a key is hashed in Python.)
+        """
+        if len(at) == len(self._owners) == len(self._state) and all(map(is_, self._state, self._owners)):
+            return self._state.values()
+        return [self._state[self._owners[i]] for i in at]
 
     def steps(self, at: Sequence[int]) -> Tensor | None:
         """The shared count of these parameters."""

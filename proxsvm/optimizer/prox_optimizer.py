@@ -266,12 +266,10 @@ class ProxOptimizer(AveragingOptimizer):
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups = self._groups_with_gradients()
-        owners = [p for g in groups for p in g["params"]]
-        grads = [p.grad for p in owners]
+        groups, grads = self._groups_with_gradients()
         if any(map(attrgetter("is_sparse"), grads)):
             raise RuntimeError(SPARSE)
-        if not owners:
+        if not grads:
             return None
         scale, ranks = LossScale.of(self), self._ranks()
         seen = Gradients.of(grads)
@@ -281,6 +279,7 @@ class ProxOptimizer(AveragingOptimizer):
             if self._record.edited:
                 self._warn(EDITED)
         geometry = geometry_of(groups, self.state, self._kernels, ranks)
+        owners = [p for g in groups for p in g["params"]]
         grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
         problem, value = gradient_problem(
             grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
@@ -329,8 +328,7 @@ class ProxOptimizer(AveragingOptimizer):
             self.skipped = self.skipped.to(value.device)
         if on_device or skip:
             self.skipped += skip
-        momentum = [g["momentum"] for g in groups for _ in g["params"]]
-        average = [g["average"] for g in groups for _ in g["params"]]
+        momentum, average = ([x for g in groups for x in [g[k]] * len(g["params"])] for k in ("momentum", "average"))
         self._average_buffers(problem.geometry.advance(point, momentum, average, skip))
 
     # Copies.

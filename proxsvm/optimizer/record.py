@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -231,7 +232,7 @@ class Record:
         then = self._gradients
         if then is None or now is None:
             return False
-        return then.first() is now.first() and then.versions == now.versions
+        return then.first() is now.first() and then[1:] == now[1:]
 
 
 class _Sum:
@@ -266,7 +267,7 @@ class _Sum:
 
     def total(self, kept: Tensor | None) -> Tensor | None:
         """The sum of the gradients and of what was ``kept``; None where there is nothing."""
-        found = [x for x in (*(leaf.grad for leaf in self.leaves()), kept) if x is not None]
+        found = [x for x in [*[leaf.grad for leaf in self.leaves()], kept] if x is not None]
         return sum((x.to(found[0]) for x in found[1:]), start=found[0]) if found else None
 
 
@@ -286,14 +287,15 @@ class Gradients(NamedTuple):
     """What tells gradients from changed ones: their identities and versions. They are not kept alive."""
 
     first: weakref.ref[Tensor]
-    versions: list[tuple[int, int]]
+    ids: list[int]
+    versions: list[int]
 
     @classmethod
     def of(cls, grads: Sequence[Tensor]) -> Gradients | None:
         """Those of ``grads``; None where there are none, and while a graph is compiled, which needs no record."""
         if not grads or torch.compiler.is_compiling():
             return None
-        return cls(weakref.ref(grads[0]), [(id(g), g._version) for g in grads])
+        return cls(weakref.ref(grads[0]), list(map(id, grads)), list(map(attrgetter("_version"), grads)))
 
 
 def _grads(params: Sequence[Tensor]) -> list[Tensor]:

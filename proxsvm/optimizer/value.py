@@ -66,7 +66,7 @@ def given_value(loss: Number) -> Tensor:
         raise ValueError(f"loss is a tensor of shape {tuple(given.shape)}; expected one value")
     if on_host(given) and -math.inf < to_float(given) < 0:
         raise ValueError(f"loss is {float(given)}; expected 0 or more: the step-size comes from a loss ℓ ≥ 0")
-    return given.reshape(())
+    return given.reshape(()) if given.dim() else given
 
 
 def lacks_a_term(value: Tensor, problem: ProxProblem) -> bool:
