@@ -121,6 +121,15 @@ def test_momentum_of_several_steps():
             torch.testing.assert_close(p, a - 0.5 * (0.1 * a + c) + 0.9 * b, atol=1e-12, rtol=0)
 
 
+def test_every_parameter_has_its_own_velocity_in_whatever_order_they_were_made():
+    a, b = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [a, b], lr=1.0, momentum=0.5)
+    for a.grad, b.grad in ((None, torch.ones(1)), (torch.ones(1), None), (torch.ones(1), -torch.ones(1))):
+        optimizer.step(loss=100.0)
+    assert list(optimizer.state) != [a, b]
+    assert [float(optimizer.state[p]["z"]) for p in (a, b)] == [-1.5, 0.5]
+
+
 # The three ways of stepping.
 
 
