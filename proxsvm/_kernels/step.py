@@ -20,7 +20,7 @@ from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.passes import Moments, Passes, Tensors, shapes
 from proxsvm._kernels.step_foreach import ForeachPasses
 from proxsvm._kernels.step_slices import SlicedPasses
-from proxsvm._kernels.tensors import watched
+from proxsvm._kernels.tensors import require_dense, watched
 
 PLANS = 64  # kept at most: where other gradients are missing at every step, none is ever used again
 
@@ -41,14 +41,15 @@ class StepKernels:
 
     def bind(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> Passes:
         """The passes over parameters ``w`` and a direction ``x``, of one dtype and device; M = 1 without moments."""
-        if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses by itself
-            return ForeachPasses(w, x, moments)
-        first = w[0]
-        last = self._last.get(id(first))
+        first, compiling = w[0], torch.compiler.is_compiling()
+        last = None if compiling else self._last.get(id(first))
         if last and last.alike and last.alike([*w, *x]) and (self.fused or not watched()):
             again = compiled.FusedPasses(w, x, last, moments, alike=True)  # all that was checked holds
             if again.obstacle() is None:
                 return again
+        require_dense(x)
+        if self.fused is False or compiling:  # the compiler fuses by itself
+            return ForeachPasses(w, x, moments)
         kind: Any = triton if first.device.type in triton.DEVICES else compiled
         obstacle = kind.obstacle(w, x)
         if obstacle is None and not self.fused and not watched() and not kind.available(first.dtype):

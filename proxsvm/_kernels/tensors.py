@@ -75,6 +75,17 @@ def chunks(sizes: Sequence[int], length: int) -> Array:
     return np.array(cuts, dtype=np.int64).reshape(-1, 3)
 
 
+def require_dense(gradients: Sequence[Tensor | None]) -> None:
+    """Raise RuntimeError where a gradient is sparse.
+
+    >>> require_dense([torch.ones(2), None, torch.ones(2).to_sparse()])
+    Traceback (most recent call last):
+    RuntimeError: a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)
+    """
+    if any(x is not None and x.is_sparse for x in gradients):
+        raise RuntimeError("a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)")
+
+
 class Alike:
     """Whether tensors have the types, dtypes, devices, layouts, shapes and strides of others, asked in one call.
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsvm._kernels.tensors import require_dense
 from proxsvm.linearization.base import LinearMap
 from proxsvm.losses.base import Scores, like, parts
 
 REENTRANT = "CheckpointFunctionBackward"
-SPARSE = "a gradient is sparse; proxsvm needs dense ones: nn.Embedding(..., sparse=False)"
 
 
 class Linearization(LinearMap):
@@ -103,8 +103,7 @@ class Linearization(LinearMap):
 
     def _whole(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients, with zeros where there is none."""
-        if any(g is not None and g.is_sparse for g in grads):
-            raise RuntimeError(SPARSE)
+        require_dense(grads)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
 
     def jacobian(self, chunk: int = 64) -> Tensor:

@@ -185,22 +185,17 @@ class Geometry:
 
     # The update.
 
-    def _kept(
-        self, cell: Cell, momentum: Sequence[float], average: Sequence[float | None]
-    ) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+    def _kept(self, cell: Cell) -> tuple[list[Tensor] | None, list[Tensor] | None]:
         """The velocities and averages of a cell, None where there are none; an error would come too late for others."""
-        i = cell.at[0]
-        z = cell.state("z") if momentum[i] else None
-        mean = None if average[i] is None else cell.state("average")
+        z = cell.state("z") if cell.group.momentum else None
+        mean = None if cell.group.average is None else cell.state("average")
         if not cell.whole:  # else its passes compare them before they change anything
             for what, tensors in (("velocity", z), ("average", mean)):
                 if tensors is not None:
                     compare(what, cell.w, tensors)
         return z, mean
 
-    def advance(
-        self, point: DualPoint, momentum: Sequence[float], average: Sequence[float | None], skip: bool | Tensor = False
-    ) -> bool | Tensor:
+    def advance(self, point: DualPoint, skip: bool | Tensor = False) -> bool | Tensor:
         """z ← μ z − H⁻¹ (gamma · r + delta),   w ← w − H⁻¹ (r + delta) + μ z;   nothing at all where ``skip`` holds.
 
         A group with η = 0 stays where it is, its velocity too: the paper's z has η inside and would coast on. The
@@ -208,8 +203,6 @@ class Geometry:
 
         Args:
             point: a dual point of the problem.
-            momentum: μ of each parameter.
-            average: the largest β of each parameter, None where no average is kept.
             skip: a bool, or a 0-dim bool tensor that nothing waits for.
 
         Returns whether nothing has moved, of the kind of ``skip`` and η.
@@ -217,19 +210,19 @@ class Geometry:
         factor, x = factored(point.delta)
         counts: dict[int, tuple[Tensor, bool | Tensor]] = {}
         stays: list[bool | Tensor] = []
-        kept = [self._kept(cell, momentum, average) for cell in self.cells]  # all of it, before anything moves
+        kept = [self._kept(cell) for cell in self.cells]  # all of it, before anything moves
         for cell, (z, mean) in zip(self.cells, kept, strict=True):
-            eta, decay, i = cell.eta_for(factor), cell.group.decay, cell.at[0]
-            mu, longest = momentum[i], average[i]
+            eta, decay, longest = cell.eta_for(factor), cell.group.decay, cell.group.average
             stay: bool | Tensor = skip
             if isinstance(eta, Tensor):
-                stay = skip | (eta == 0).to(self.params[i].device)
+                stay = skip | (eta == 0).to(cell.w[0].device)
             elif eta == 0:
                 continue
             drop = eta * decay if decay else 0.0
             lift = drop * point.gamma if decay else 0.0
             rate = 0.0 if longest is None else average_rate(longest, cell.steps)
-            cell.group.metric.advance(cell, cell.of(x), z, mean, Update(eta * factor, lift, drop, mu, rate, stay))
+            update = Update(eta * factor, lift, drop, cell.group.momentum, rate, stay)
+            cell.group.metric.advance(cell, cell.of(x), z, mean, update)
             stays.append(stay)
             if (t := cell.steps) is not None:
                 counts[id(t)] = t, stay  # several cells may share one count

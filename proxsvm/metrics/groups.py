@@ -18,7 +18,8 @@ Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
 class Group(NamedTuple):
     """Parameters that share η, weight decay and a metric; ``at``: their indices in the problem's list.
 
-    ``auto``: whether η is found by the step itself; ``eta`` is then a factor of it.
+    ``auto``: whether η is found by the step itself; ``eta`` is then a factor of it. ``momentum`` is μ, ``average`` the
+    largest weight of the average of the weights, None where there is none: both are of the update alone.
     """
 
     eta: Number
@@ -26,6 +27,8 @@ class Group(NamedTuple):
     at: range
     metric: Metric = EUCLIDEAN
     auto: bool = False
+    momentum: float = 0.0
+    average: float | None = None
 
 
 def flatten(
@@ -52,9 +55,10 @@ def flatten(
         if members:
             at = range(len(flat), len(flat) + len(members))
             chosen = check_metric(g.get("metric", metric))
-            auto = g.get("auto", False)
-            eta = eta * (1 - g.get("momentum", 0.0)) if auto else eta  # momentum multiplies a step by 1/(1 − μ)
-            groups.append(Group(eta, g.get("weight_decay", weight_decay), at, chosen, auto))
+            auto, mu = g.get("auto", False), g.get("momentum", 0.0)
+            eta = eta * (1 - mu) if auto else eta  # momentum multiplies a step by 1/(1 − μ)
+            decay = g.get("weight_decay", weight_decay)
+            groups.append(Group(eta, decay, at, chosen, auto, mu, g.get("average")))
             flat += members
     if not flat:
         raise ValueError("params is empty (a generator that was used up already?)")

@@ -37,9 +37,10 @@ class GroupedOptimizer(Scalable):
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
 
-    def _groups_with_gradients(self) -> tuple[list[dict[str, Any]], list[Tensor]]:
-        """The same for the parameters that have a gradient, and the gradients."""
+    def _groups_with_gradients(self) -> tuple[list[dict[str, Any]], list[Tensor], list[Tensor]]:
+        """The same for the parameters that have a gradient; these parameters, and the gradients."""
         groups: list[dict[str, Any]] = []
+        owners: list[Tensor] = []
         grads: list[Tensor] = []
         for g, metric in zip(self.param_groups, self._metrics, strict=True):
             params = g["params"]
@@ -47,13 +48,14 @@ class GroupedOptimizer(Scalable):
             if len(found) < len(params):
                 params = [p for p in params if p.grad is not None]
             groups.append({**checked(g), "params": params, "metric": metric})
+            owners += params
             grads += found
         if not grads and any(p.is_meta for p in self._params()):
             raise RuntimeError(
                 "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
                 "them. Make the optimizer after it, from the model's new parameters"
             )
-        return groups, grads
+        return groups, owners, grads
 
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)

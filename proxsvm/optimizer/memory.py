@@ -32,10 +32,13 @@ class StateMemory(Memory):
     """
 
     def __init__(
-        self, state: Mapping[Tensor, dict[str, Any]], groups: Sequence[dict[str, Any]], counted: Sequence[bool]
+        self,
+        state: Mapping[Tensor, dict[str, Any]],
+        groups: Sequence[dict[str, Any]],
+        owners: Sequence[Tensor],
+        counted: Sequence[bool],
     ) -> None:
-        self._state = state
-        self._owners = [p for g in groups for p in g["params"]]
+        self._state, self._owners = state, owners
         for group, count in zip(groups, counted, strict=True):
             if count:
                 self._count(group["params"])
@@ -115,12 +118,15 @@ def keep_precision(
 
 
 def geometry_of(
-    groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], kernels: StepKernels, ranks: Ranks | None
+    groups: list[dict[str, Any]],
+    owners: list[Tensor],
+    state: Mapping[Tensor, dict[str, Any]],
+    kernels: StepKernels,
+    ranks: Ranks | None,
 ) -> Geometry:
-    """The geometry of this rank's parts of the parameters, with what the optimizer keeps of them."""
-    owners = [p for g in groups for p in g["params"]]
+    """The geometry of this rank's parts of the parameters, ``owners``, with what the optimizer keeps of them."""
     counted = [bool(g["metric"].state) or g["average"] is not None for g in groups]
-    memory = StateMemory(state, groups, counted)
+    memory = StateMemory(state, groups, owners, counted)
     if not any_sharded(owners):
         return Geometry(*flatten(groups, None, 0.0), kernels, memory=memory)
     if kernels.fused:

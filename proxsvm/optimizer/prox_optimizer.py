@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, not_finite, to_float, to_tensor
-from proxsvm.linearization.graph import SPARSE
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import AveragingOptimizer
@@ -34,14 +32,13 @@ from proxsvm.solvers.base import DualSolver
 
 
 class _Step(NamedTuple):
-    """A step that is ready to be solved: its problem, its value, and the groups that it moves.
+    """A step that is ready to be solved.
 
     ``spends``: the gradients that the step uses up, and with them the record; None where it made its own.
     """
 
     problem: ProxProblem
     value: Tensor
-    groups: list[dict[str, Any]]
     scale: LossScale = NO_SCALE
     spends: Gradients | None = None
 
@@ -195,7 +192,8 @@ class ProxOptimizer(AveragingOptimizer):
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         groups = self._groups(lambda p: id(p) in seen)
-        geometry = geometry_of(groups, self.state, self._kernels, None)
+        owners = [p for g in groups for p in g["params"]]
+        geometry = geometry_of(groups, owners, self.state, self._kernels, None)
         return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
 
     @torch.no_grad()
@@ -245,8 +243,6 @@ class ProxOptimizer(AveragingOptimizer):
         """The step of a value whose graph is still there."""
         self._record.check_value(value)
         problem = self.problem(value)
-        moved = {id(w) for w in problem.params}
-        groups = self._groups(lambda p: id(p) in moved)
         if problem.on_ranks and not self.solver.on_ranks:
             raise RuntimeError(
                 f"{type(self.solver).__name__} is not written for several ranks (its on_ranks is False): use "
@@ -257,7 +253,7 @@ class ProxOptimizer(AveragingOptimizer):
             first = problem.first()
             known = LossValue(mean, to_tensor(problem.floor, mean))
             problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
-        return _Step(problem, mean, groups)
+        return _Step(problem, mean)
 
     def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
         """The step of the gradients that are there; None where there are none."""
@@ -266,9 +262,7 @@ class ProxOptimizer(AveragingOptimizer):
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups, grads = self._groups_with_gradients()
-        if any(map(attrgetter("is_sparse"), grads)):
-            raise RuntimeError(SPARSE)
+        groups, owners, grads = self._groups_with_gradients()
         if not grads:
             return None
         scale, ranks = LossScale.of(self), self._ranks()
@@ -278,15 +272,14 @@ class ProxOptimizer(AveragingOptimizer):
             self._record.check(seen, as_left=ranks is None and scale == NO_SCALE)
             if self._record.edited:
                 self._warn(EDITED)
-        geometry = geometry_of(groups, self.state, self._kernels, ranks)
-        owners = [p for g in groups for p in g["params"]]
+        geometry = geometry_of(groups, owners, self.state, self._kernels, ranks)
         grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
         problem, value = gradient_problem(
             grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
         )
         if loss is None and (lacks_a_term(value, problem) or (undeclared is None and self._record.partial)):
             self._warn(MISSING)
-        return _Step(problem, value, groups, scale, seen)
+        return _Step(problem, value, scale, seen)
 
     def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
         """The value of the gradients: the one given, or what the record has."""
@@ -308,7 +301,7 @@ class ProxOptimizer(AveragingOptimizer):
 
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
-        problem, value, groups, scale, _ = step
+        problem, value, scale, _ = step
         dual = problem.dual(point) if point.dual is None else point.dual
         on_device = isinstance(dual, Tensor)
         skip = not_finite(dual + (value if on_device else to_float(value)))  # the sum is finite only if both are
@@ -328,8 +321,7 @@ class ProxOptimizer(AveragingOptimizer):
             self.skipped = self.skipped.to(value.device)
         if on_device or skip:
             self.skipped += skip
-        momentum, average = ([x for g in groups for x in [g[k]] * len(g["params"])] for k in ("momentum", "average"))
-        self._average_buffers(problem.geometry.advance(point, momentum, average, skip))
+        self._average_buffers(problem.geometry.advance(point, skip))
 
     # Copies.
 

@@ -59,9 +59,10 @@ class LossValue(NamedTuple):
 
 def given_value(loss: Number) -> Tensor:
     """The value that was given to ``step(loss=...)``, as a 0-dim tensor."""
-    if isinstance(loss, str) or not isinstance(loss, SupportsFloat) or (isinstance(loss, Tensor) and loss.is_complex()):
+    real = not loss.is_complex() if isinstance(loss, Tensor) else isinstance(loss, SupportsFloat)
+    if isinstance(loss, str) or not real:
         raise TypeError(f"loss is {loss!r}; expected a real number, or a tensor of one")
-    given = torch.as_tensor(loss, dtype=None if isinstance(loss, Tensor) else torch.float64).detach()
+    given = loss.detach() if isinstance(loss, Tensor) else torch.as_tensor(loss, dtype=torch.float64)
     if given.numel() != 1:
         raise ValueError(f"loss is a tensor of shape {tuple(given.shape)}; expected one value")
     if on_host(given) and -math.inf < to_float(given) < 0:
