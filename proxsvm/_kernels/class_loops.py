@@ -27,7 +27,8 @@ from proxsvm._kernels.tensors import Array
 CHUNK = 1 << 12  # scores of which all exponentials are computed first: what was just written is slow to read
 
 # A search among floats is compiled to vector instructions only as one among integers. The integers of their bits are in
-# the same order once the digits of the negative ones are flipped; a NaN is made the highest.
+# the same order once the digits of the negative ones are flipped; a NaN is made the highest. To compare every k with y
+# would cost more than the search: it goes over what is after y, and over what is before.
 
 LOW32, HIGH32, INF32 = np.int32(-(2**31)), np.int32(2**31 - 1), np.int32(0x7F800000)
 LOW64, HIGH64, INF64 = np.int64(-(2**63)), np.int64(2**63 - 1), np.int64(0x7FF0000000000000)
@@ -43,31 +44,43 @@ def _flip64(bits: Any) -> Any:
     return np.int64(bits ^ ((bits >> np.int64(63)) & HIGH64))
 
 
-def _extremes32(u: Array, y: int) -> Any:
-    best, least = LOW32, HIGH32
+@exact  # type: ignore[untyped-decorator]
+def _span32(u: Array, best: Any, least: Any) -> Any:
     for k in range(len(u)):
         bits = np.float32(u[k]).view(np.int32)
         rank = _flip32(bits)
         if (bits & HIGH32) > INF32:
             rank = HIGH32
         least = min(least, rank)
-        if k == y:
-            rank = LOW32
         best = max(best, rank)
+    return best, least
+
+
+def _extremes32(u: Array, y: int) -> Any:
+    best, least = _span32(u[y + 1 :], LOW32, HIGH32)
+    if y >= 0:
+        _, least = _span32(u[y : y + 1], best, least)
+        best, least = _span32(u[:y], best, least)
     return np.int32(_flip32(best)).view(np.float32), np.int32(_flip32(least)).view(np.float32)
 
 
-def _extremes64(u: Array, y: int) -> Any:
-    best, least = LOW64, HIGH64
+@exact  # type: ignore[untyped-decorator]
+def _span64(u: Array, best: Any, least: Any) -> Any:
     for k in range(len(u)):
         bits = np.float64(u[k]).view(np.int64)
         rank = _flip64(bits)
         if (bits & HIGH64) > INF64:
             rank = HIGH64
         least = min(least, rank)
-        if k == y:
-            rank = LOW64
         best = max(best, rank)
+    return best, least
+
+
+def _extremes64(u: Array, y: int) -> Any:
+    best, least = _span64(u[y + 1 :], LOW64, HIGH64)
+    if y >= 0:
+        _, least = _span64(u[y : y + 1], best, least)
+        best, least = _span64(u[:y], best, least)
     return np.int64(_flip64(best)).view(np.float64), np.int64(_flip64(least)).view(np.float64)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -60,9 +62,24 @@ def call(_: Any, address: Any) -> Any:
     return types.int32(types.uint64), generate
 
 
+def digest(folder: Path) -> str:
+    """Of the sources of all loops: a loop compiled from others must not be taken from numba's files."""
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return hashlib.sha256(sources).hexdigest()[:12]
+
+
+@functools.cache
+def _digest() -> str:
+    return digest(Path(__file__).parent)
+
+
 def cached(compile: Callable[..., Any], source: Any) -> Any:
-    """``compile(cache=True)(source)``: from numba's files of earlier processes, or compiled, in about half a second."""
+    """``compile(cache=True)(source)``: from numba's files of earlier processes, or compiled, in about half a second.
+
+    numba itself looks at the file of ``source`` alone, not at those of the functions that it calls.
+    """
     try:
+        source.__qualname__ = f"{source.__name__}_{_digest()}"  # a part of the file's name
         return compile(cache=True)(source)
     except Exception:  # no folder to write to, a full disk, a damaged file: it goes without
         return compile()(source)

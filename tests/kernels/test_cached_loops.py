@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
@@ -68,3 +70,15 @@ def test_from_a_file_the_loops_give_the_same_bits(tmp_path):
     assert len(files) == 20  # ten loops, with an index each
     assert files == same_files
     assert loaded == compiled
+
+
+def test_a_loop_is_not_taken_from_the_files_of_other_sources(tmp_path):
+    from proxsvm._kernels import native, step_loops
+
+    (tmp_path / "loops.py").write_text("x = 1")
+    before = native.digest(tmp_path)
+    (tmp_path / "loops.py").write_text("x = 2")
+    assert native.digest(tmp_path) != before
+    loop = step_loops.compiled("products", torch.float32)
+    folder = Path(step_loops.__file__).parent
+    assert native.digest(folder) in loop._cache._impl.filename_base
