@@ -6,7 +6,7 @@ slice while it is in the cache, and small tensors are taken together. The scalar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -115,6 +115,7 @@ class SlicedPasses(Passes):
             return
         push, lift, drop, mu, rate = (to_float(c) for c in update[:5])
         speed, mean = (None if t is None else _Stream(t) for t in (z, average))
+        sgd = getattr(torch, "_fused_sgd_", None)  # private
         for piece in self._pieces():
             w, x = self._w.read(piece), self._x.read(piece)
             if self._v is not None:
@@ -122,19 +123,44 @@ class SlicedPasses(Passes):
                 moved = self._moved(v, x)
                 x = x / self._M(moved)
                 self._v.write(piece, v.copy_(moved))
-            t = None
-            if speed is not None:
-                t = speed.read(piece).mul_(mu).add_(x, alpha=-push)
-                t = t.add_(w, alpha=-lift) if lift else t
-                speed.write(piece, t)
-            w = (w.mul_(1 - drop) if drop else w).add_(x, alpha=-push)
-            w = w if t is None else w.add_(t, alpha=mu)
+            t = None if speed is None else speed.read(piece)
+            if sgd is None or push == 0 or drop >= 0.5:
+                _move(w, x, t, push, lift, drop, mu)
+            else:
+                _move_by_sgd(sgd, w, x, t, push, lift, drop, mu)
             self._w.write(piece, w)
+            if speed is not None and t is not None:
+                speed.write(piece, t)
             if mean is not None:
                 mean.write(piece, mean.read(piece).lerp_(w, rate))
         for stream in (self._w, self._v, speed, mean):
             if stream is not None:
                 stream.close()
+
+
+def _move(w: Tensor, x: Tensor, z: Tensor | None, push: float, lift: float, drop: float, mu: float) -> None:
+    """z ← μ z − push · x − lift · w and w ← w − drop · w − push · x + μ z, in six passes."""
+    if z is not None:
+        z.mul_(mu).add_(x, alpha=-push).add_(w, alpha=-lift)
+    w.mul_(1 - drop).add_(x, alpha=-push)
+    if z is not None:
+        w.add_(z, alpha=mu)
+
+
+def _move_by_sgd(
+    sgd: Callable[..., None], w: Tensor, x: Tensor, z: Tensor | None, push: float, lift: float, drop: float, mu: float
+) -> None:
+    """The same in two, by torch's fused SGD: b ← momentum · b + (1 − dampening) (x + decay · w) and w ← w − lr · b.
+
+    First w' = w − drop · w − push · x. With k = lift / (1 − drop) and c = push (1 + k), push · x + lift · w is
+    c x + k w', so z ← μ z − c (x + k/c w') and w ← w' + μ z are a step with lr = −μ.
+    """
+    rest = {"nesterov": False, "maximize": False, "is_first_step": False}
+    sgd([w], [x], [], weight_decay=drop / push, momentum=0.0, lr=push, dampening=0.0, **rest)
+    if z is not None:
+        k = lift / (1 - drop)
+        c = push * (1 + k)
+        sgd([w], [x], [z], weight_decay=k / c, momentum=mu, lr=-mu, dampening=1 + c, **rest)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

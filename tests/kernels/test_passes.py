@@ -255,3 +255,19 @@ def test_what_changes_after_a_step_is_noticed(odd, guards, monkeypatch):
     for wrong in (torch.ones(3), torch.ones(w.shape, device="meta")):
         with pytest.raises(RuntimeError):
             kernels.bind([w], [wrong])
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["torch's fused SGD", "without it"])
+@pytest.mark.parametrize(("push", "drop"), [(0.1, 0.02), (0.0, 0.02), (0.1, 0.0), (0.1, 1.0)])
+@pytest.mark.parametrize("mu", [0.0, 0.9])
+def test_a_slice_moves_as_the_formula_says(monkeypatch, missing, push, drop, mu):
+    if missing:
+        monkeypatch.delattr(torch, "_fused_sgd_")
+    w, x, z = ([t.double() for t in tensors([(7,), (200_000,)], seed)] for seed in (0, 1, 2))
+    lift = 0.6 * drop
+    new_z = [mu * c - push * b - lift * a for a, b, c in zip(w, x, z, strict=True)]
+    new_w = [a - drop * a - push * b + mu * c for a, b, c in zip(w, x, new_z, strict=True)]
+    SlicedPasses(w, x).advance(z if mu else None, None, Update(push, lift, drop, mu))
+    torch.testing.assert_close(w, new_w, rtol=1e-12, atol=1e-12)
+    if mu:
+        torch.testing.assert_close(z, new_z, rtol=1e-12, atol=1e-12)
