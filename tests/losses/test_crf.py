@@ -152,6 +152,17 @@ def test_the_atom_is_its_own_value(seed, scale):
     assert (atom.value >= 0).all()
 
 
+@pytest.mark.parametrize("lengths", [None, [7, 3, 1, 5], [1, 1, 1, 1]])
+@pytest.mark.parametrize("criterion", [ChainCRF(), ChainHinge(smooth=True), ChainHinge()], ids=repr)
+@pytest.mark.parametrize("far", [1e4, -1e4])
+def test_what_all_transitions_have_in_common_does_not_cancel(criterion, lengths, far):
+    torch.manual_seed(0)
+    unary, pairwise, labels = torch.randn(4, 7, 5), torch.randn(5, 5) + far, torch.randint(5, (4, 7))
+    target = labels if lengths is None else (labels, torch.tensor(lengths))
+    exact = criterion((unary.double(), pairwise.double()), target)
+    assert float(criterion((unary, pairwise), target)) == pytest.approx(float(exact), rel=1e-6)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_large_scores_do_not_cancel(reduction):
     loss, labels, pairwise = ChainCRF(reduction=reduction), torch.randint(5, (4, 20)), torch.randn(5, 5).float()
