@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from experiments.structured import camvid, chunking, ocr, sentences
+from experiments.structured import camvid, chunking, ocr, sentences, tuned
 from experiments.structured.runs import Runs, need
 from experiments.structured.structural_svm import ChainSVM
 from proxsvm import ProxProblem
@@ -53,10 +55,10 @@ def test_missing_data_says_how_to_get_it(tmp_path):
         need(tmp_path / "letter.data", ocr.HOW)
 
 
-def write_letters(path: Path) -> None:
+def write_letters(path: Path, words: int = 30) -> None:
     draw = np.random.default_rng(0)
     lines, at = [], 0
-    for word in range(30):
+    for word in range(words):
         text = ["ab", "bca", "c"][word % 3]
         for t, letter in enumerate(text):
             at += 1
@@ -85,11 +87,15 @@ def test_ocr_from_file_to_picture(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "ocr.png").stat().st_size > 1000
 
 
-def test_chunking_from_file_to_picture(tmp_path, monkeypatch, capsys):
+def write_sentences(folder: Path) -> None:
     sentence = "He PRP B-NP\nreads VBZ B-VP\nold JJ B-NP\nbooks NNS I-NP\n. . O\n\n"
-    (tmp_path / "conll2000").mkdir()
-    (tmp_path / "conll2000" / "train.txt").write_text(sentence * 20)
-    (tmp_path / "conll2000" / "test.txt").write_text(sentence * 3)
+    (folder / "conll2000").mkdir()
+    (folder / "conll2000" / "train.txt").write_text(sentence * 20)
+    (folder / "conll2000" / "test.txt").write_text(sentence * 3)
+
+
+def test_chunking_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    write_sentences(tmp_path)
     command = ["chunking", "--data", str(tmp_path), "--results", str(tmp_path / "r.jsonl"), "--epochs", "2"]
     monkeypatch.setattr("sys.argv", [*command, "--picture", str(tmp_path / "c.png")])
     chunking.main()
@@ -123,19 +129,23 @@ def test_sentences_from_file_to_table(tmp_path, monkeypatch, capsys):
     assert max(r["map"] for r in done if r["config"]["method"] == "average precision") == pytest.approx(100)
 
 
-def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
+def write_frames(folder: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install '.[experiments]'")
     draw = np.random.default_rng(0)
     for split, count in {"train": 4, "val": 2, "test": 24}.items():
-        for folder in (split, f"{split}annot"):
-            (tmp_path / "camvid" / folder).mkdir(parents=True)
+        for name in (split, f"{split}annot"):
+            (folder / "camvid" / name).mkdir(parents=True)
         for i in range(count):
             labels = np.zeros((8, 10), dtype=np.uint8)
             labels[4:] = camvid.ROAD
             labels[0, 0] = camvid.UNLABELLED
             picture = (draw.random((8, 10, 3)) * 50 + 150 * (labels == camvid.ROAD)[..., None]).astype(np.uint8)
-            image.fromarray(picture).save(tmp_path / "camvid" / split / f"{i}.png")
-            image.fromarray(labels).save(tmp_path / "camvid" / f"{split}annot" / f"{i}.png")
+            image.fromarray(picture).save(folder / "camvid" / split / f"{i}.png")
+            image.fromarray(labels).save(folder / "camvid" / f"{split}annot" / f"{i}.png")
+
+
+def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
+    write_frames(tmp_path)
     command = [
         "camvid",
         "--data",
@@ -152,6 +162,51 @@ def test_camvid_from_file_to_picture(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert all(title in out for title in camvid.METHODS.values())
     assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("task", ["ocr-small", "ocr-large", "chunking", "camvid"])
+def test_tuned_from_file_to_table(task, tmp_path, monkeypatch, capsys):
+    write = {"chunking": write_sentences, "camvid": write_frames}
+    write.get(task, lambda folder: write_letters(folder / "letter.data", words=60))(tmp_path)
+    command = ["tuned", task, "--data", str(tmp_path), "--results", str(tmp_path / "TASK.jsonl")]
+    monkeypatch.setattr("sys.argv", [*command, "--epochs", "1", "2", "--seeds", "1", "2"])
+    tuned.main()
+    out = capsys.readouterr().out
+    done = Runs(tmp_path / f"{task}.jsonl").done
+    methods = {(r["config"]["loss"], r["config"]["how"]) for r in done}
+    assert len(methods) == 6
+    assert all(f"| {how} |" in out or f"| ProxOptimizer, {how} |" in out for _, how in methods)
+    for loss, how in methods:
+        tried, chosen = (
+            [
+                r
+                for r in done
+                if (r["config"]["loss"], r["config"]["how"]) == (loss, how) and (r["config"]["seed"] > 0) == c
+            ]
+            for c in (False, True)
+        )
+        best = max(tried, key=lambda r: max(r["val_last"], r["val_average"]))
+        assert {r["config"]["eta"] for r in chosen} == {best["config"]["eta"]}
+        assert len(chosen) == 2
+        assert not any("test_last" in r for r in tried)
+    tuned.main()
+    assert "running" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("best", "tried"), [(0, 3), (2, 5), (-1, 4), (9, 7)])
+def test_a_grid_grows_where_its_best_value_is_at_an_edge(best, tried, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        tuned,
+        "train",
+        lambda task, loss, how, eta, *a, **k: dict.fromkeys(
+            ("val_last", "val_average"), -abs(math.log(eta, 10**0.5) - best)
+        ),
+    )
+    runs = Runs(tmp_path / "r.jsonl")
+    assert tuned.tune(runs, SimpleNamespace(epochs=(1, 1)), "hinge", "diagonal", 1.0) == pytest.approx(
+        10 ** (min(best, 5) / 2), rel=0.05
+    )
+    assert len(runs.done) == tried
 
 
 def test_the_best_chunks_are_seqevals():
