@@ -33,6 +33,11 @@ from proxsvm.solvers import SingleStepFW
 AVERAGE = 0.99  # of everyone; the shortest run has 480 steps
 STEP = 10**0.5  # from one η to the next
 PEERS = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
+MEASURES = {
+    **dict.fromkeys(("ocr-small", "ocr-large"), "letters right, %"),
+    "chunking": "chunk F1, %",
+    "camvid": "IoU of the road, %",
+}
 METRICS = {"Euclidean": Euclidean, "diagonal": Diagonal}
 
 
@@ -47,7 +52,6 @@ class Task(NamedTuple):
     ]  # of a model trained with a loss, on "val" or "test"; higher is better
     epochs: tuple[int, int]  # to choose η, and then
     etas: dict[str, float]  # where the grid of a loss starts in the Euclidean metric
-    measure: str
 
 
 def ocr_task(folder: Path, protocol: str) -> Task:
@@ -71,7 +75,6 @@ def ocr_task(folder: Path, protocol: str) -> Task:
         lambda model, _, split: 100 - ocr.errors(model, data[split])["letter"],
         (15, 30) if protocol == "small" else (3, 6),
         {"likelihood": 0.03, "hinge": 0.03},
-        "letters right, %",
     )
 
 
@@ -95,7 +98,6 @@ def chunking_task(folder: Path) -> Task:
         lambda model, _, split: chunking.chunk_f1(model, data[split], vocabulary.chunks),
         (2, 6),
         {"likelihood": 0.03, "hinge": 0.03},
-        "chunk F1, %",
     )
 
 
@@ -120,7 +122,6 @@ def camvid_task(folder: Path, fast_cut: bool) -> Task:
         score,
         (4, 10),
         {"likelihood": 0.1, "hinge": 1e-5},  # the grid hinge is a sum over 10,800 pixels
-        "IoU of the road, %",
     )
 
 
@@ -190,24 +191,24 @@ def tune(runs: Runs, task: Task, loss: str, how: str, eta: float, most: int = 7)
     return float(f"{eta * STEP ** max(found, key=lambda k: found[k]):.2g}")
 
 
-def table(task: Task, done: list[dict[str, Any]]) -> str:
+def table(task: str, done: list[dict[str, Any]]) -> str:
     """Mean and standard deviation of the chosen runs, in Markdown."""
-    lines = [f"| loss | trained by | η | {task.measure}, test: last | averaged | chosen on held-out data |"]
+    lines = [f"| loss | trained by | η | {MEASURES[task]}, test: last | averaged | chosen on held-out data |"]
     lines.append("|---|---|---|---|---|---|")
-    for loss, how in methods(task):
-        rows = [r for r in done if r["config"]["seed"] and (r["config"]["loss"], r["config"]["how"]) == (loss, how)]
-        if rows:
-            chosen = [r["test_average" if r["val_average"] > r["val_last"] else "test_last"] for r in rows]
-            columns = [[r["test_last"] for r in rows], [r["test_average"] for r in rows], chosen]
-            cells = [f"{statistics.mean(c):.1f}" + (f" ± {statistics.stdev(c):.1f}" if c[1:] else "") for c in columns]
-            name = how if how in PEERS else f"ProxOptimizer, {how}"
-            lines.append(f"| {loss} | {name} | {rows[0]['config']['eta']:g} | {' | '.join(cells)} |")
+    final = [r for r in done if r["config"]["seed"]]
+    for loss, how in dict.fromkeys((r["config"]["loss"], r["config"]["how"]) for r in final):
+        rows = [r for r in final if (r["config"]["loss"], r["config"]["how"]) == (loss, how)]
+        chosen = [r["test_average" if r["val_average"] > r["val_last"] else "test_last"] for r in rows]
+        columns = [[r["test_last"] for r in rows], [r["test_average"] for r in rows], chosen]
+        cells = [f"{statistics.mean(c):.1f}" + (f" ± {statistics.stdev(c):.1f}" if c[1:] else "") for c in columns]
+        name = how if how in PEERS else f"ProxOptimizer, {how}"
+        lines.append(f"| {loss} | {name} | {rows[0]['config']['eta']:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = arguments("Structured tasks, everyone tuned alike", "tuned/TASK")
-    parser.add_argument("task", choices=["ocr-small", "ocr-large", "chunking", "camvid"])
+    parser.add_argument("task", choices=list(MEASURES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TUNING", "CHOSEN"), help="default: the task's own")
     parser.add_argument("--fast-cut", action="store_true", help="cut with PyMaxflow (pip install '.[maxflow]')")
@@ -227,7 +228,7 @@ def main() -> None:
         for seed in given.seeds:
             run = partial(train, task, loss, how, eta, task.epochs[1], test=True)
             runs.once(run, loss=loss, how=how, eta=eta, epochs=task.epochs[1], seed=seed)
-    print(table(task, runs.done))
+    print(table(given.task, runs.done))
 
 
 if __name__ == "__main__":
