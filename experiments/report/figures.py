@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from experiments.report import names
 from experiments.report.approximation import W_T, approximation
@@ -200,14 +201,20 @@ def gamma(studies: Results) -> Figure:
     sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
     figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
     rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
-    for axes, (name, runs) in zip(rows, studies.items(), strict=True):
+    for k, (axes, (name, runs)) in enumerate(zip(rows, studies.items(), strict=True)):
         for ax, (metric, title) in zip(axes, sides, strict=True):
             mine = [run for run in runs if run.method.metric == metric]
             _exact_and_full(ax, mine)
-            ax.set(xscale="log", title=title if axes is rows[0] else "")
+            etas = sorted({run.config["lr"] for run in mine})
+            ax.set(xscale="log", title="" if k else title)
+            ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
+            if runs[0].lower_is_better:
+                ax.set_yscale("log")
+                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+                ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            ax.minorticks_off()
+            ax.margins(0.08, 0.18)
         axes[0].set_ylabel(f"{names.study(name.removeprefix('ablation-'))}\n{runs[0].unit}")
-        if runs[0].lower_is_better:
-            cut(axes[0], [run.best(decay) for run in runs for decay in run.last.val_averaged])
     for ax in rows[-1]:
         ax.set_xlabel("η")
     handles = {text: h for ax in rows.flat for h, text in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -226,9 +233,16 @@ def _exact_and_full(ax: Axes, runs: Sequence[Run]) -> None:
             )
             x, y = [run.config["lr"] for run in line], [run.best(AVERAGE) for run in line]
             ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{names.LOSSES[run_loss]}, {what}")
-            for at, value, run in zip(x, y, line, strict=True) if optimizer == "dfw" else ():
-                if np.isfinite(value):
-                    spot = {"textcoords": "offset points", "xytext": (0, 5), "ha": "center", "fontsize": 7}
+            for at, value, run in zip(x, y, line, strict=True):
+                if not np.isfinite(value):
+                    ax.plot(at, 1, "x", color=color, transform=ax.get_xaxis_transform(), clip_on=False)
+                elif optimizer == "dfw":
+                    spot = {
+                        "textcoords": "offset points",
+                        "xytext": (0, -11 if run.lower_is_better else 5),
+                        "ha": "center",
+                        "fontsize": 7,
+                    }
                     ax.annotate(f"{run.last.gamma:.2f}", (at, value), color=color, annotation_clip=True, **spot)
 
 

@@ -113,8 +113,7 @@ CAPTIONS = {
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
     "below, where several decays were tried, DFW with each.",
     "gamma": "Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed). The numbers "
-    "are the mean γ of the last epoch. Left: Euclidean metric, momentum 0.9. Right: diagonal metric, no momentum. "
-    "One seed; errors above 1.5 times the best are cut.",
+    "are the mean γ of the last epoch; a cross at the top has diverged. Errors have a logarithmic scale. One seed.",
     "regression": "The error by epoch at the chosen setting of each method. Errors above 1.5 times the best are cut.",
 }
 
