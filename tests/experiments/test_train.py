@@ -245,7 +245,7 @@ def test_a_torn_log_is_restored(data, tmp_path, capsys, tear):
     capsys.readouterr()
     assert run(made, tmp_path) == whole
     said = capsys.readouterr().out
-    assert ("line 2 is torn" in said) == bool(tear(text))
+    assert ("line 2 is incomplete" in said) == bool(tear(text))
     assert '"epoch"' not in said
     assert log.read_text() == text
 
@@ -274,7 +274,7 @@ def test_names_and_folders_are_checked(data, tmp_path):
         run(config(data, dataset="mnist"), tmp_path)
     assert not list(tmp_path.iterdir())  # nothing was begun
     run(config(data, epochs=1), tmp_path)
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="contains another run"):
         run(config(data, epochs=1, lr=1.0), tmp_path)
 
 
