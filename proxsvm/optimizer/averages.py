@@ -44,7 +44,7 @@ class Tracked(NamedTuple):
         assert found is not None
         return found
 
-    def anew(self) -> Tracked:
+    def restarted(self) -> Tracked:
         """The same, starting with the current value."""
         return self._replace(first=self.tensor.detach().clone())
 

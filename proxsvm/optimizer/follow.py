@@ -176,7 +176,7 @@ class _Follower:
                 pair.own[key].copy_(pair.x)
         self.loading = []
         if self.optimizer is not None:
-            self.optimizer._tracked = [buffer.anew() for buffer in self.optimizer._tracked or ()]
+            self.optimizer._tracked = [buffer.restarted() for buffer in self.optimizer._tracked or ()]
             if _outside(model, self.optimizer):
                 raise RuntimeError(
                     "load_state_dict(assign=True) gave the model new parameters, but the optimizer still has the old "

@@ -313,7 +313,7 @@ def test_the_average_is_what_it_says():
             expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
             assert mean.module.weight.item() == pytest.approx(expected)
     for form in ("1.0", "1/0", "0/3", "a tenth"):
-        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the part of the steps"):
+        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the fraction of steps"):
             average(model, form)
 
 
