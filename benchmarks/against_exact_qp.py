@@ -20,7 +20,7 @@ def main(options: Options) -> None:
     rows = [row for width in (64, 256) for row in compare(options, width)]
     note = (
         f"One step of an MLP on digits: n = {32 if options.quick else 128}, K = 10, float32. Medians over "
-        f"{len(SEEDS)} networks and batches, and the least of their ratios. MultiStepFW stops after 1000 steps. "
+        f"{len(SEEDS)} networks and batches, and the smallest of their ratios. MultiStepFW stops after 1000 steps. "
         "Each time includes the forward pass; compiling is not included."
     )
     write(options, "against_exact_qp", rows, note)
@@ -59,7 +59,7 @@ def compare(options: Options, width: int) -> list[dict[str, Any]]:
             "BlockFW": BlockFW(tol=tol),
         }
 
-    BlockFW(max_passes=1, compiled=True).solve(problem(0, 1.0))  # compile outside of the timing
+    BlockFW(max_passes=1, compiled=True).solve(problem(0, 1.0))  # compile outside the timing
     exact_qp, rows = ExactQP(max_entries=10**9), []
     for eta in tqdm((0.1, 1.0, 10.0), desc="against ExactQP"):
         found: dict[tuple[float, str], list[tuple[float, ...]]] = {}

@@ -34,7 +34,7 @@ def ours(C: float, tol: float) -> Any:
 
 
 def compile_loops(found: list[Any]) -> None:
-    """Outside of the timing."""
+    """Outside the timing."""
     compiled = BlockFW(compiled=True)
     for data in (found[0][1][:200], found[2][1][:200], found[0][1][:200].astype(np.float32)):
         LinearSVM(C=10.0, tol=1e-9, max_iter=50, solver=compiled).fit(data, np.arange(200) % 10)

@@ -32,13 +32,13 @@ def theirs(solver: str, C: float, tol: float) -> Any:
 
 
 def ours(C: float, tol: float) -> Any:
-    """Compiled from the first pass on: small problems would be interpreted, to save the time of compiling."""
+    """Compiled from the first pass: small problems would be interpreted, to save compilation time."""
     solver = BlockFW(compiled=True)
     return LinearSVM(C=C, loss=CrossEntropy(), tol=tol, fit_intercept=False, max_iter=10_000, solver=solver)
 
 
 def compile_loops(found: list[Any]) -> None:
-    """Outside of the timing."""
+    """Outside the timing."""
     for data in (found[0][1][:200], found[2][1][:200]):
         model = LinearSVM(C=10.0, loss=CrossEntropy(), tol=1e-9, max_iter=50, solver=BlockFW(compiled=True))
         model.fit(data, np.arange(200) % 10)

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 class Allocations(TorchDispatchMode):
     """``peak``: the most bytes that results of operations held at one time while the mode was on; ``live``: now.
 
-    What an operation allocates inside and frees before it returns is not seen.
+    What an operation allocates internally and frees before it returns is not counted.
 
     >>> with Allocations() as made:
     ...     for _ in range(3):
-    ...         x = torch.zeros(10)            # the next one is there before the last one goes
+    ...         x = torch.zeros(10)            # the next one exists before the last one is freed
     >>> made.live, made.peak
     (40, 80)
     """
@@ -29,7 +29,7 @@ class Allocations(TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        """Bytes that are held now."""
+        """Bytes that are currently held."""
         self._held = {key: held for key, held in self._held.items() if not held[0].expired()}
         return sum(size for _, size in self._held.values())
 

@@ -1,4 +1,4 @@
-"""What an average of the weights costs: ``step()`` with one beside ``step()`` without, in both metrics."""
+"""What an average of the weights costs: ``step()`` with and without one, in both metrics."""
 
 from __future__ import annotations
 

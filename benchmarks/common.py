@@ -35,14 +35,14 @@ class Options:
 
 
 def interleaved(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each run, all taken in turn so that a noisy machine disturbs them alike."""
+    """Median seconds of each run, all measured in turn so that a noisy machine disturbs them equally."""
     return {name: median for name, (_, median, _) in spread(runs, repeats).items()}
 
 
 def spread(
     runs: Mapping[str, Callable[[], Any]], repeats: int, inner: int = 1, warm_up: int = 0
 ) -> dict[str, tuple[float, float, float]]:
-    """Quartiles of the seconds of each run (the mean of ``inner`` calls), all taken in turn."""
+    """Quartiles of the seconds of each run (the mean of ``inner`` calls), all measured in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round in range(warm_up + repeats):
         for name, run in runs.items():
@@ -144,7 +144,7 @@ def begun(
 
 
 def fashion_mnist(path: Path, n: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """n images of Fashion-MNIST as ``[n, 784]`` in [0, 1], or, where they are missing, made-up ones of that size."""
+    """n images of Fashion-MNIST as ``[n, 784]`` in [0, 1], or, where they are missing, synthetic ones of that size."""
     images, labels = path / "train-images-idx3-ubyte.gz", path / "train-labels-idx1-ubyte.gz"
     if images.exists():
         x = np.frombuffer(gzip.decompress(images.read_bytes()), np.uint8, offset=16).reshape(-1, 784)[:n] / 255
@@ -156,7 +156,7 @@ def fashion_mnist(path: Path, n: int) -> tuple[np.ndarray, np.ndarray, str]:
     rng = np.random.default_rng(0)
     y = rng.integers(10, size=n)
     x = np.clip(rng.random((10, 784))[y] + 0.8 * rng.standard_normal((n, 784)), 0, 1)
-    return x, y, "MADE-UP data of 784 features (Fashion-MNIST is missing: apt-get install dataset-fashion-mnist)"
+    return x, y, "SYNTHETIC data of 784 features (Fashion-MNIST is missing: apt-get install dataset-fashion-mnist)"
 
 
 def text_like(

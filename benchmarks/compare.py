@@ -19,12 +19,12 @@ QUICK = ("step", "criterion", "criterion_growth", "training_step", "against_exac
 
 
 def named(row: dict[str, Any]) -> str:
-    """What a row is about: its entries that are not measured."""
+    """The key of a row: its entries that are not measured."""
     return ", ".join(str(value) for value in row.values() if not isinstance(value, float) and " to " not in str(value))
 
 
 def measured(folder: Path) -> dict[tuple[str, str, str], float]:
-    """The median over all runs in a folder of every number: (benchmark, row, column) -> median."""
+    """The median of every number over all runs in a folder: (benchmark, row, column) -> median."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for file in sorted(folder.rglob("*.json")):
         for row in json.loads(file.read_text())["rows"]:
@@ -35,7 +35,7 @@ def measured(folder: Path) -> dict[tuple[str, str, str], float]:
 
 
 def compare(before: Path, after: Path) -> list[dict[str, Any]]:
-    """A row for each number that stands in both folders, with after / before."""
+    """A row for each number that is in both folders, with after / before."""
     old, new = measured(before), measured(after)
     return [
         {
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each benchmark")
     parser.add_argument("--out", type=Path, default=Path("out/compare"))
-    parser.add_argument("--folders", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="results that are there")
+    parser.add_argument("--folders", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="existing results")
     args = parser.parse_args()
     if args.folders is None:
         options = ["--quick"] if args.quick else []

@@ -1,4 +1,4 @@
-"""What the criterion costs, forward and backward, beside torch's losses."""
+"""What the criterion costs, forward and backward, compared with torch's losses."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ def main(options: Options) -> None:
         )
 
     def slope(grows: str, name: str) -> float:
-        mine = [r for r in rows if r["grows"] == grows][-2:]  # below them the calls cost more than the numbers
+        mine = [r for r in rows if r["grows"] == grows][-2:]  # below them the call overhead dominates
         ratio = [np.log(mine[1][what] / mine[0][what]) for what in (f"{name}, µs", grows)]
         return float(ratio[0] / ratio[1])
 
     fits = "; ".join(f"{name} K^{slope('K', name):.2f}, n^{slope('n', name):.2f}" for name in LOSSES)
     note = (
-        "Forward and backward. Copies: the most that torch's operations hold at one time, in the size of the scores, "
+        "Forward and backward. Copies: the most memory held by torch's operations at one time, in units of the scores, "
         f"the gradient included. Growth between the two largest sizes: {fits}."
     )
     write(options, "criterion_growth", rows, note)

@@ -1,4 +1,4 @@
-"""What should ``ProxOptimizer(criterion, SingleStepFW(), model.parameters())`` do where nothing else is said?"""
+"""What should ``ProxOptimizer(criterion, SingleStepFW(), model.parameters())`` do by default?"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(job: dict[str, Any], x: Tensor, y: Tensor) -> dict[str, float]:
 
     last = error()
     optimizer.eval()
-    return {"None": last, str(AVERAGE): error()}  # an average changes nothing of the training
+    return {"None": last, str(AVERAGE): error()}  # an average does not change the training
 
 
 def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
         for lr in LRS
     ]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "defaults.jsonl"  # every run is kept: a second start goes on where the first one stopped
+    path = options.out / "defaults.jsonl"  # every run is kept: a second start resumes where the first one stopped
     done = {_key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     sets: dict[str, tuple[Tensor, Tensor]] = {}
     for job in tqdm(jobs, desc="defaults"):

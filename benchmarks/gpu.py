@@ -1,8 +1,8 @@
-"""Everything to be measured on the day a GPU is there: ``python -m benchmarks gpu``.
+"""Everything to be measured once a GPU is available: ``python -m benchmarks gpu``.
 
 First whether the kernels agree with torch's own operations; then what a step, the criterion and a whole training step
-cost beside SGD and Adam, eager and replayed as a CUDA graph; memory; and DDP over NCCL on all devices. No GPU has run
-it so far: the tests run its parts on the CPU.
+cost compared with SGD and Adam, eager and replayed as a CUDA graph; memory; and DDP over NCCL on all devices. It has
+not been run on a GPU yet: the tests run its parts on the CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OURS: dict[str, dict[str, Any]] = {
 
 
 def wait(device: str) -> None:
-    """For everything that was launched."""
+    """Wait for everything that was launched."""
     if device != "cpu":
         torch.cuda.synchronize()
 
@@ -64,7 +64,7 @@ def timed(run: Run, device: str, repeats: int, inner: int = 10) -> dict[str, flo
 
 
 def peak(run: Run, device: str) -> float:
-    """Megabytes that a run takes for itself."""
+    """Megabytes that a run allocates."""
     if device == "cpu":
         return float("nan")
     torch.cuda.reset_peak_memory_stats()
@@ -73,7 +73,7 @@ def peak(run: Run, device: str) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-# A step by itself.
+# A step alone.
 
 
 def parameters(shapes: Shapes, device: str) -> list[nn.Parameter]:
@@ -119,7 +119,7 @@ def step_rows(device: str, lists: dict[str, Shapes], repeats: int) -> list[dict[
 
 
 def optimizers(shapes: Shapes, device: str) -> dict[str, Callable[[], Run]]:
-    """What makes a step of each optimizer, on parameters of its own."""
+    """Functions that take a step of each optimizer, on parameters of its own."""
     makes: dict[str, Callable[[], Run]] = {}
     for name, way in WAYS.items():
         makes[f"SGD {name}"] = lambda way=way: (
@@ -152,7 +152,7 @@ def criterion_rows(device: str, sizes: list[tuple[int, int]], repeats: int) -> l
 
 
 def training(kind: str, model: nn.Module, device: str, n: int) -> Run:
-    """Forward, backward and update on one batch that stays where it is."""
+    """Forward, backward and update on one fixed batch."""
     x, y = torch.randn(n, 3, 32, 32, device=device), torch.randint(10, (n,)).to(device)
     if kind.startswith("SingleStepFW"):
         criterion: nn.Module = MultiClassHinge(smooth=True)
@@ -229,7 +229,7 @@ def ddp_rows(backend: str, world: int, n: int, repeats: int) -> list[dict[str, A
 
 
 def main(options: Options) -> None:
-    """Measure all of it, or say that there is no GPU."""
+    """Measure everything, or print that there is no GPU."""
     if not torch.cuda.is_available():
         print(NO_GPU)
         return

@@ -1,4 +1,4 @@
-"""Seconds a pass and memory of BlockFW on features, as the samples or the features grow."""
+"""Seconds per pass and memory of BlockFW on features, as the samples or the features grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPEATS = 5
 
 
 def measure(n: int, F: int) -> dict[str, float]:
-    """In a process of its own, so that its peak of memory is its own too."""
+    """In a process of its own, so that the peak memory is its own, too."""
     rng = np.random.default_rng(0)
 
     def data(n: int, F: int) -> ProxProblem:
@@ -47,7 +47,7 @@ def measure(n: int, F: int) -> dict[str, float]:
 
 
 def _peak() -> int:
-    """The peak of this process's memory, in kB."""
+    """The peak memory of this process, in kB."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
 
 
@@ -60,24 +60,24 @@ def main(options: Options) -> None:
     for grows, n, F in tqdm(jobs, desc="growth"):
         call = [sys.executable, "-m", "benchmarks.growth", str(n), str(F)]
         found = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
-        rows.append({"grows": grows, "n": n, "F": F, "seconds a pass": found["seconds"], "MB": found["megabytes"]})
+        rows.append({"grows": grows, "n": n, "F": F, "seconds per pass": found["seconds"], "MB": found["megabytes"]})
 
     def slope(grows: str, what: str) -> float:
         mine = [r for r in rows if r["grows"] == grows][-5:]  # the last two orders of magnitude
         return float(np.polyfit(np.log([r[grows] for r in mine]), np.log([max(r[what], 1e-9) for r in mine]), 1)[0])
 
     fits = ", ".join(
-        f"{what} ~ {grows}^{slope(grows, what):.2f}" for what in ("seconds a pass", "MB") for grows in ("n", "F")
+        f"{what} ~ {grows}^{slope(grows, what):.2f}" for what in ("seconds per pass", "MB") for grows in ("n", "F")
     )
     note = (
-        "The first pass of BlockFW on dense float64 features, which visits every sample and every one of the 10 "
+        "The first pass of BlockFW on dense float64 features, over every sample and every one of the 10 "
         f"classes, and the gap after it; the fastest of {REPEATS}. MB is the growth of the process, the features "
         f"included. Fitted to the last two orders of magnitude: {fits}."
     )
     write(options, "growth", rows, note)
 
     def draw(fig: Any, axes: Any) -> None:
-        for ax, what in zip(axes, ("seconds a pass", "MB"), strict=True):
+        for ax, what in zip(axes, ("seconds per pass", "MB"), strict=True):
             for grows, label in (("n", "samples n, F = 300"), ("F", "features F, n = 1,000")):
                 mine = [r for r in rows if r["grows"] == grows]
                 (line,) = ax.plot([r[grows] for r in mine], [r[what] for r in mine], "o-", label=label)

@@ -1,4 +1,4 @@
-"""What it costs that the optimizer watches its criterion, and clears its record in ``zero_grad()``."""
+"""The cost of watching the criterion, and of clearing the record in ``zero_grad()``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clear(make: Make, shapes: list[tuple[int, ...]], to_none: bool) -> Callable[
 
 
 def main(options: Options) -> None:
-    """Time the criterion with and without the hook, and ``zero_grad()`` beside SGD's."""
+    """Time the criterion with and without the hook, and ``zero_grad()`` against SGD's."""
     repeats = 7 if options.quick else 25
     rows = []
 

@@ -1,4 +1,4 @@
-"""What a step asks of an accelerator: calls that would each be a kernel launch, and waits of the host. No GPU needed.
+"""What a step costs an accelerator: calls that would each be a kernel launch, and waits of the host. Needs no GPU.
 
 Ours and torch's run on fake tensors of a GPU, which have a device, a dtype and a shape, and no memory: they take the
 path that they take there. Some of the peers read a number from the device, which a fake tensor does not have. They run
@@ -35,7 +35,7 @@ class Calls(TorchDispatchMode):
     """
 
     WAITS = frozenset({"_local_scalar_dense", "equal", "nonzero", "is_nonzero"})
-    FREE = frozenset(  # views, and memory that nobody writes to
+    FREE = frozenset(  # views, and memory that is not written
         {"view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "t", "transpose", "permute", "unsqueeze"}
         | {"squeeze", "slice", "select", "split", "split_with_sizes", "unbind", "detach", "alias", "empty"}
         | {"empty_like", "new_empty", "empty_strided", "lift_fresh", "device"}
@@ -61,7 +61,7 @@ Make = Callable[[list[nn.Parameter]], Callable[[], Any]]
 
 
 def count(make: Make, shapes: Shapes, device: str) -> Calls:
-    """The calls of the third step on parameters of these shapes: what is made once is there by then."""
+    """The calls of the third step on parameters of these shapes: what is created once exists by then."""
     with FakeTensorMode() if device != "cpu" else nullcontext():
         params = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
         step = make(params)
@@ -74,7 +74,7 @@ def count(make: Make, shapes: Shapes, device: str) -> Calls:
 
 
 def ours(**options: Any) -> Make:
-    """A step of SingleStepFW by torch's own operations."""
+    """A step of SingleStepFW with torch's own operations."""
 
     def make(params: list[nn.Parameter]) -> Callable[[], Any]:
         value = torch.full((), 0.01, device=params[0].device)
@@ -85,7 +85,7 @@ def ours(**options: Any) -> Make:
 
 
 def with_value(make: Callable[[list[nn.Parameter]], Any]) -> Make:
-    """A step of an optimizer that is told the loss."""
+    """A step of an optimizer that takes the loss."""
     value = torch.tensor(0.01)
 
     def made(params: list[nn.Parameter]) -> Callable[[], Any]:
@@ -141,5 +141,5 @@ def rows() -> list[dict[str, Any]]:
 
 def main(options: Options) -> None:
     """Count the calls of a step, and the waits for the device."""
-    note = "Momentum and weight decay where the optimizer has them; by torch's own operations, scalars included."
+    note = "Momentum and weight decay where the optimizer has them; with torch's own operations, scalars included."
     write(options, "launches", rows(), note)

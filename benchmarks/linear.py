@@ -41,7 +41,7 @@ def loosest(fit: Callable[[float], float], best: float) -> float:
 
 
 def note(missing: list[str]) -> str:
-    """How the seconds of the table were taken."""
+    """How the seconds of the table were measured."""
     return (
         f"Seconds until the primal objective is within {WITHIN:g} of the best known, each solver at the loosest "
         "tolerance (a grid of quarter decades) that gets there; one thread, no intercept, compiling not included."

@@ -84,7 +84,7 @@ def main(options: Options) -> None:
         for seed in ([0] if options.quick else [0, 1, 2])
     ]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "loss.jsonl"  # every run is kept: a second start goes on where the first one stopped
+    path = options.out / "loss.jsonl"  # every run is kept: a second start resumes where the first one stopped
     lines = path.read_text().splitlines() if path.exists() else []
     done = {tuple(str(r[k]) for k in keys): r for r in map(json.loads, lines)}
     sets: dict[str, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""What the optimizers keep and what a step takes for itself, as torch's own allocator tells."""
+"""What the optimizers keep and what a step allocates, according to torch's own allocator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxsvm.solvers import SingleStepFW
 
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes on the CPU that ``run`` allocates: the peak above what there was, and what is left of it at the end.
+    """Bytes on the CPU that ``run`` allocates: the peak above the start, and what is still held at the end.
 
     >>> def run():
     ...     run.kept = torch.ones(1000) + torch.ones(1000)        # three tensors of 4,000 bytes, one of them kept
@@ -35,7 +35,7 @@ def allocated(run: Callable[[], Any]) -> tuple[int, int]:
 
 
 def measure(optimizer: Any, step: Callable[[], Any]) -> dict[str, int]:
-    """Bytes: ``kept`` after the first step, and the ``peak`` that a later one adds for itself."""
+    """Bytes: ``kept`` after the first step, and the ``peak`` that a later one adds."""
     _, kept = allocated(step)
     step()
     peak, left = allocated(step)
@@ -87,4 +87,4 @@ def main(options: Options) -> None:
                     "/ all parameters": found["peak"] / found["all"],
                 }
             )
-    write(options, "memory", rows, "Bytes that torch's CPU allocator was asked for; momentum and weight decay.")
+    write(options, "memory", rows, "Bytes requested from torch's CPU allocator; momentum and weight decay.")

@@ -1,4 +1,4 @@
-"""Which metric, with which η and momentum? The single step in both metrics beside SGD and Adam, on four data sets."""
+"""Which metric, with which η and momentum? The single step in both metrics, SGD and Adam, on four data sets."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def main(options: Options) -> None:
         for lr in etas
     ]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "metric.jsonl"  # every run is kept: a second start goes on where the first one stopped
+    path = options.out / "metric.jsonl"  # every run is kept: a second start resumes where the first one stopped
     done = {_key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     sets: dict[str, tuple[Tensor, Tensor]] = {}
     for job in tqdm(jobs, desc="metric"):

@@ -1,4 +1,4 @@
-"""How well conditioned is a step in the diagonal metric, for solvers of several steps, before v has seen much?"""
+"""How well conditioned is a step in the diagonal metric, for multi-step solvers, in the first steps of training?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``step()`` costs: SingleStepFW beside torch's optimizers and the modern ones, on two lists of parameters."""
+"""What ``step()`` costs: SingleStepFW, torch's optimizers and the modern ones, on two lists of parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
 
 
 def ours_and_sgd(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], Any]]:
-    """A step of SGD and of SingleStepFW, in all their ways."""
+    """A step of SGD and of SingleStepFW, in all their variants."""
     value = torch.tensor(0.01)
     steps: dict[str, Callable[[], Any]] = {
         "SGD foreach": torch.optim.SGD(parameters(shapes), nesterov=True, foreach=True, **NESTEROV).step,
@@ -99,7 +99,7 @@ def compare(options: Options, name: str, make: Make) -> list[dict[str, Any]]:
 
 
 def main(options: Options) -> None:
-    """SGD and SingleStepFW by themselves, then beside everybody else."""
+    """SGD and SingleStepFW alone, then together with all others."""
     compare(options, "step_alone", ours_and_sgd)
     rows = compare(options, "step", optimizers)
 
@@ -108,6 +108,6 @@ def main(options: Options) -> None:
             chosen = sorted((r for r in rows if r["parameters"] == name), key=lambda r: r["ms"], reverse=True)
             colors = ["#d95f02" if r["optimizer"].startswith("SingleStepFW") else "#999999" for r in chosen]
             panel.barh([r["optimizer"] for r in chosen], [r["ms"] for r in chosen], color=colors)
-            panel.set(title=name, xlabel="milliseconds a step")
+            panel.set(title=name, xlabel="milliseconds per step")
 
     figure(options, "step", draw, ncols=2, figsize=(11, 4))

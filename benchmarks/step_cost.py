@@ -59,7 +59,7 @@ def main(options: Options) -> None:
     for how, net in copy.deepcopy(nets).items():  # the parts of a step; their weights stay
         line = Linearization(net(x), list(net.parameters()))
         s, d = torch.randn(32, 10) / 32, [torch.randn_like(w) for w in net.parameters()]
-        line.jvp(d)  # its graph is made once
+        line.jvp(d)  # its graph is built once
         runs |= {
             f"forward pass{how}": lambda net=net: net(x),
             f"vjp{how}": lambda line=line, s=s: line.vjp(s),

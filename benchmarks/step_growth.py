@@ -1,4 +1,4 @@
-"""How ``step()`` grows with the number of parameters, and with the number of tensors that hold them."""
+"""How ``step()`` scales with the number of parameters, and with the number of tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAMETERS = 100_000  # while the tensors grow
 
 
 def main(options: Options) -> None:
-    """Time 100 tensors of ever more parameters, and 100,000 parameters in ever more tensors."""
+    """Time 100 tensors with more and more parameters, and 100,000 parameters in more and more tensors."""
     sizes = [10**3, 10**4, 10**5, 10**6] if options.quick else [10**4, 10**5, 10**6, 10**7, 3 * 10**7]
     counts = [1, 10, 100] if options.quick else [1, 10, 100, 1000, 10_000]
     jobs = [("parameters", n, TENSORS) for n in sizes] + [("tensors", PARAMETERS, k) for k in counts]
@@ -45,7 +45,7 @@ def main(options: Options) -> None:
                 style = "o-" if name.startswith("Single") else "s--"
                 ax.plot([r[grows] for r in mine], [r[name] for r in mine], style, label=name[:-4])
             fixed = f"{TENSORS} tensors" if grows == "parameters" else f"{PARAMETERS:,} parameters"
-            ax.set(xscale="log", yscale="log", xlabel=f"{grows} ({fixed})", ylabel="milliseconds a step")
+            ax.set(xscale="log", yscale="log", xlabel=f"{grows} ({fixed})", ylabel="milliseconds per step")
             ax.legend(fontsize=8)
 
     figure(options, "step_growth", draw, ncols=2, figsize=(11, 4))

@@ -1,4 +1,4 @@
-"""What ``step()`` costs in the diagonal metric, beside Adam's."""
+"""What ``step()`` costs in the diagonal metric, compared with Adam's."""
 
 from __future__ import annotations
 

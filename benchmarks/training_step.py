@@ -1,4 +1,4 @@
-"""A whole training step (forward, backward, update): SingleStepFW beside SGD, on the paper's three families."""
+"""A whole training step (forward, backward, update): SingleStepFW and SGD, on the paper's three families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which η can be trained with? One step, five steps and gap-driven steps, from η = 0.01 to 1000."""
+"""Which η are usable? One step, five steps and gap-driven steps, from η = 0.01 to 1000."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def main(options: Options) -> None:
         for solver in SOLVERS
     ]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "usable_eta.jsonl"  # every run is kept: a second start goes on where the first one stopped
+    path = options.out / "usable_eta.jsonl"  # every run is kept: a second start resumes where the first one stopped
     done = {_key(r): r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     for job in tqdm(jobs, desc="usable η"):
         if _key(job) not in done:
@@ -89,7 +89,7 @@ def main(options: Options) -> None:
                         "to η": good[-1] if good else "none",
                         "train loss at η = 100": _mean(of_net, solver, 100.0, "train_loss"),
                         "inner steps": float(np.mean([r["inner"] for r in of_net if r["solver"] == solver])),
-                        "seconds a run": float(np.median([r["seconds"] for r in of_net if r["solver"] == solver])),
+                        "seconds per run": float(np.median([r["seconds"] for r in of_net if r["solver"] == solver])),
                     }
                 )
     made = "; ".join(f"{net}: {epochs} epochs, {len(seeds)} seed(s)" for net, (epochs, seeds) in schedule.items())

@@ -39,7 +39,7 @@ def one_by_one(unary: Tensor, transition: Tensor) -> Tensor:
 
 
 def plain_loop(unary: Tensor, transition: Tensor) -> Tensor:
-    """The textbook's Viterbi for each sequence in torch, vectorised over pairs of states and without any checks."""
+    """The textbook Viterbi for each sequence in torch, vectorised over pairs of states and without any checks."""
     found = []
     for u in unary:
         alpha, back = u[0], []

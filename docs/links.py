@@ -1,7 +1,7 @@
-"""List every external link of the project in docs/links.md, and look whether they answer.
+"""List every external link of the project in docs/links.md, and check whether they answer.
 
 python docs/links.py           # write the page
-python docs/links.py --check   # ask each address (needs internet), and tell what does not answer
+python docs/links.py --check   # request each address (needs internet), and list those that do not answer
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ FILES = ("*.md", "*.cff", "pyproject.toml", "docs/**/*.md", "docs/**/*.ipynb", "
 LINK = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(?:/[^\s\"'`<>()\[\]|\\,]*)?")
 HEAD = """# External links
 
-Every address that the docs, the docstrings and the experiments name, and where. `make links` writes this page;
-`python docs/links.py --check` asks each address whether it answers. Links within the site are checked by `make docs`.
+Every address in the docs, the docstrings and the experiments, and where it is used. `make links` writes this page;
+`python docs/links.py --check` checks whether each address answers. Links within the site are checked by `make docs`.
 
-| address | named in |
+| address | used in |
 |---|---|
 """
 

@@ -1,4 +1,4 @@
-"""The plain PyTorch loop that every other example of this folder must equal, weight for weight and average for average.
+"""The plain PyTorch loop; every other example in this folder must give the same weights and averages.
 
 python -m examples.plain
 """
@@ -17,11 +17,11 @@ from proxsvm.solvers import SingleStepFW
 
 BATCH, CLASSES = 8, 3
 OPTIONS: dict[str, Any] = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3}
-AVERAGE = 0.9  # over some 10 of the 24 steps; take 0.995 for thousands
+AVERAGE = 0.9  # over some 10 of the 24 steps; use 0.995 for thousands
 
 
 def dataset(n: int = 64) -> TensorDataset:
-    """Three Gaussian clouds in the plane."""
+    """Three Gaussian clusters in the plane."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(CLASSES, (n,), generator=generator)
     centres = torch.tensor([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -38,7 +38,7 @@ def prox(criterion: MultiClassHinge, params: object) -> ProxOptimizer:
 
 
 def accuracy(model: nn.Module) -> float:
-    """That of the averages: the model follows its optimizer."""
+    """The accuracy of the averages: the model follows its optimizer."""
     x, y = dataset().tensors
     model.eval()
     with torch.no_grad():
@@ -48,10 +48,10 @@ def accuracy(model: nn.Module) -> float:
 def train(
     epochs: int = 3, accumulate: int = 1, bf16: bool = False, save: str | None = None, resume: str | None = None
 ) -> nn.Module:
-    """Train, and ``save`` a checkpoint after every epoch; ``resume`` is one to go on from."""
+    """Train, and ``save`` a checkpoint after every epoch; ``resume`` is one to resume from."""
     model, criterion = network(), MultiClassHinge(smooth=True)
     optimizer = prox(criterion, model.parameters())
-    follow(model, optimizer)  # model.eval() and what is saved: the averages
+    follow(model, optimizer)  # model.eval() and what is saved use the averages
     first = checkpoint.load(resume, model=model, optimizer=optimizer)["epochs"] if resume else 0
     for epoch in range(first, epochs):
         model.train()

@@ -18,14 +18,14 @@ from proxsvm.losses import MultiClassHinge
 def train(
     epochs: int = 3, accumulate: int = 1, bf16: bool = False, save: str | None = None, resume: str | None = None
 ) -> nn.Module:
-    """Train, and ``save`` the state and the model into a folder; ``resume`` is one to go on from."""
+    """Train, and ``save`` the state and the model into a folder; ``resume`` is one to resume from."""
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=accumulate, mixed_precision="bf16" if bf16 else "no"
     )
     criterion, model = MultiClassHinge(smooth=True), network()
     optimizer = prox(criterion, model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(dataset(), BATCH))
-    follow(model, optimizer)  # model.eval() and what is saved: the averages
+    follow(model, optimizer)  # model.eval() and what is saved use the averages
     if resume:
         accelerator.load_state(resume)
     for _ in range(epochs):
@@ -38,7 +38,7 @@ def train(
                 optimizer.step()  # both do nothing until the last micro-batch of a step
                 optimizer.zero_grad()
     if save:
-        accelerator.save_state(save)  # to go on from: the averages and the training weights
+        accelerator.save_state(save)  # to resume from: the averages and the training weights
         accelerator.save_model(model, f"{save}/model")  # for inference: the averages
     return accelerator.unwrap_model(model)
 

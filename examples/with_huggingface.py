@@ -53,7 +53,7 @@ class InOrder(Trainer):
 
 
 def trainer(folder: str, epochs: int = 3, accumulate: int = 1, bf16: bool = False, **options: Any) -> Trainer:
-    """A trainer that writes into ``folder``; ``options`` are further TrainingArguments."""
+    """A trainer that writes into ``folder``; ``options`` are additional TrainingArguments."""
     model = WithLoss()
     arguments = TrainingArguments(
         output_dir=folder,
@@ -71,7 +71,7 @@ def trainer(folder: str, epochs: int = 3, accumulate: int = 1, bf16: bool = Fals
         **options,
     )
     optimizer = prox(model.criterion, model.network.parameters())
-    follow(model.network, optimizer)  # what is evaluated and saved: the averages, even if nothing is ever evaluated
+    follow(model.network, optimizer)  # the averages are evaluated and saved, even if nothing is ever evaluated
     return InOrder(model, arguments, train_dataset=Dicts(), eval_dataset=Dicts(), optimizers=(optimizer, None))
 
 

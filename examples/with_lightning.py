@@ -62,7 +62,7 @@ class Manual(Automatic):
 
 
 class ManualSeveralSteps(Automatic):
-    """A solver of several steps gets a closure that only evaluates the loss."""
+    """A multi-step solver gets a closure that only evaluates the loss."""
 
     def __init__(self, solver: DualSolver) -> None:
         super().__init__(solver)

@@ -1,4 +1,4 @@
-"""Several processes on PyTorch's own engine: DDP, or FSDP2 with ``--shard``. The optimizer needs nothing said.
+"""Several processes on PyTorch's own engine: DDP, or FSDP2 with ``--shard``. The optimizer needs no extra options.
 
 torchrun --nproc-per-node 2 -m examples.with_torchrun
 torchrun --nproc-per-node 2 -m examples.with_torchrun --shard
@@ -49,7 +49,7 @@ def main() -> None:
     criterion = MultiClassHinge(smooth=True)
     solver = SingleStepFW() if options.steps == 1 else MultiStepFW(options.steps)
     optimizer = ProxOptimizer(criterion, solver, model.parameters(), average=AVERAGE, **OPTIONS)
-    follow(model, optimizer)  # model.eval() and what is saved: the averages
+    follow(model, optimizer)  # model.eval() and what is saved use the averages
     for _ in range(options.epochs):
         for x, y in DataLoader(dataset(), BATCH):
             x, y = x[rank::world], y[rank::world]  # this rank's share of the batch
@@ -68,7 +68,7 @@ def main() -> None:
         if options.save:
             torch.save(weights, options.save)
     if parallel:
-        dist.barrier()  # rank 0 was busy: nobody leaves while another may still talk to it
+        dist.barrier()  # rank 0 was busy: no rank exits while another may still communicate with it
         dist.destroy_process_group()
 
 

@@ -8,11 +8,11 @@ from experiments import download, sweep, train
 from experiments.report import gallery, page
 
 COMMANDS = {
-    "download": (download, "the data sets, from their authors"),
-    "train": (train, "one run"),
-    "sweep": (sweep, "a study's runs, shared by any number of workers"),
-    "report": (page, "one page of all results, or a study's table"),
-    "figure": (gallery, "the pictures of the results"),
+    "download": (download, "download the data sets from their authors"),
+    "train": (train, "train one network"),
+    "sweep": (sweep, "run a study, shared by any number of workers"),
+    "report": (page, "write one page with all results, or print a study's table"),
+    "figure": (gallery, "draw the pictures of the results"),
 }
 
 

@@ -1,6 +1,6 @@
 """Averages of the weights, and batch-norm statistics that fit them.
 
-γ does not fall to zero on noisy data; an average does that part, without a schedule.
+γ does not fall to zero on noisy data; an average removes the noise, without a schedule.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def average(model: nn.Module, form: str) -> AveragedModel:
     """w̄ ← β w̄ + (1 − β) w after each step t; batch-norm buffers are averaged as well.
 
     ``form`` is a decay, ``"0.995"``: β = min(decay, (1 + t) / (10 + t)). The warm-up keeps the random start out of the
-    average: it looks back over t/9 steps at most. Or it is the part of the steps so far that the average looks back
-    over, ``"1/4"``: β = (1 + t) / (1 + 4 + t). This form has no number that depends on the length of training.
+    average: its memory is at most t/9 steps. Or it is the fraction of the steps so far that the average
+    covers, ``"1/4"``: β = (1 + t) / (1 + 4 + t). This form has no constant that depends on the length of training.
     """
     try:
         part = Fraction(form)
@@ -29,8 +29,8 @@ def average(model: nn.Module, form: str) -> AveragedModel:
         part = Fraction(-1)
     if not (0 < part < 1 or form == "0"):
         raise ValueError(
-            f"an average's form is {form!r}; expected a decay below 1, such as 0.995, or the part of the steps that it "
-            "looks back over, such as 1/4"
+            f"an average's form is {form!r}; expected a decay below 1, such as 0.995, or the fraction of steps that it "
+            "covers, such as 1/4"
         )
     decay, warm_up = (1.0, 1 + float(1 / part)) if "/" in form else (float(part), 10.0)
 
@@ -46,7 +46,7 @@ def average(model: nn.Module, form: str) -> AveragedModel:
 
 @contextmanager
 def fresh_statistics(model: nn.Module, batches: Iterable[Inputs]) -> Iterator[None]:
-    """Batch-norm statistics of the present weights over ``batches``, put back as they were at the end.
+    """Batch-norm statistics of the current weights over ``batches``, restored at the end.
 
     Needed where the evaluated weights are not those that were trained on: schedule-free's, and averages whose buffers
     are not averaged.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class BPGrad(torch.optim.Optimizer):
-    """Steps along the gradient as long as a Lipschitz function still needs to fall to a lower bound.
+    """Steps along the gradient whose length a Lipschitz function needs at least to fall to a lower bound.
 
     A function with Lipschitz constant L and lower bound ρ f* has no minimum nearer than (f − ρ f*) / L, where f* is the
     lowest value seen. That is the length of the step, and it shrinks with the loss; η = 1/L is the learning rate:
@@ -69,7 +69,7 @@ class BPGrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None, *, loss: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """One step; the value is ``loss``, or what ``closure`` returns after ``backward()``. No wait for the device."""
+        """One step; the value is ``loss``, or what ``closure`` returns after ``backward()``. No synchronisation."""
         if (closure is None) == (loss is None):
             raise TypeError("BPGrad's step-size needs the value of the loss: step(loss=value), or step(closure)")
         if closure is not None:

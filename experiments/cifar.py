@@ -37,7 +37,7 @@ def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]
     if not file.exists():
         raise FileNotFoundError(
             f"{file} is missing. Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it, "
-            "and pass the folder that then holds it: --data DIR"
+            "and pass the folder that contains it: --data DIR"
         )
     raw = np.fromfile(file, np.uint8)
     if len(raw) != records * (header + PIXELS):

@@ -1,4 +1,4 @@
-"""All that a run depends on, and the options of the command line that are made from it."""
+"""Everything that a run depends on, and the command-line options for it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def option(default: Any, text: str) -> Any:
 class Config:
     """A run. Two runs of the same config on the same machine give the same curve, bit for bit."""
 
-    data: str = option("data", "the folder of the data sets, see: python -m experiments download --help")
+    data: str = option("data", "the folder of the data sets; see python -m experiments download --help")
     dataset: str = option("cifar10", "cifar10, cifar100, snli, lm, california or bike")
-    model: str = option("wrn-10-1", "a network of the data set's family")
+    model: str = option("wrn-10-1", "a network from the data set's family")
     optimizer: str = option("dfw", "dfw, multistep, sgd, adam, ...")
-    loss: str = option("", "smooth-hinge, hinge, cross-entropy or l1; empty: what the paper uses with this optimizer")
-    lr: float | str = option(0.1, "η, the step-size of the others; 'auto' for proxsvm's own choice")
-    metric: str = option("", "of proxsvm: euclidean or diagonal; empty: its default")
-    average: str = option("", "decay of proxsvm's own average, which is then evaluated; empty: none")
-    momentum: float = option(0.9, "Nesterov momentum of dfw, sgd, bpgrad; the average of the others that have one")
+    loss: str = option("", "smooth-hinge, hinge, cross-entropy or l1; empty: the paper's choice for this optimizer")
+    lr: float | str = option(0.1, "η, or the step-size of other optimizers; 'auto' for proxsvm's own choice")
+    metric: str = option("", "proxsvm's metric, euclidean or diagonal; empty: its default")
+    average: str = option("", "the decay of proxsvm's own average, which is then evaluated; empty: no average")
+    momentum: float = option(0.9, "Nesterov momentum of dfw, sgd, bpgrad; the first-moment decay of others")
     weight_decay: float = option(1e-4, "the l2 regularisation")
     schedule: str = option("", "wrn-paper, wrn-jobs, densenet, snli or cosine (with a warm-up); empty: none")
     epochs: int = option(20, "passes over the training samples")
-    batch: int = option(128, "samples of a step")
+    batch: int = option(128, "samples per step")
     images: int = option(0, "training samples; 0: all")
-    held: int = option(5000, "samples held out of the training set for validation (snli brings its own)")
-    records: tuple[int, ...] = option((), "training and test images in CIFAR's files, where these are a subset")
+    held: int = option(5000, "samples held out of the training set for validation (snli has its own)")
+    records: tuple[int, ...] = option((), "training and test images in CIFAR's files, if these are a subset")
     augment: bool = option(False, "flip and crop the images")
-    averages: tuple[str, ...] = option((), "averages of the weights, measured beside them: a decay, 0.995, or 1/4")
-    seed: int = option(0, "draws the initial weights and the order; not the split")
+    averages: tuple[str, ...] = option((), "averages of the weights to evaluate, too: a decay, such as 0.995, or 1/4")
+    seed: int = option(0, "for the initial weights and the order of the samples; not for the split")
     test: bool = option(False, "read the test set, once, at the end")
     device: str = option("cpu", "any torch device")
-    precision: str = option("float32", "of the network's passes: float32, or bfloat16 by autocast")
+    precision: str = option("float32", "of the network's passes: float32, or bfloat16 with autocast")
     compile: str = option("", "a backend of torch.compile for the training passes, such as inductor; empty: none")
 
     @property

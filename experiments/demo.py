@@ -1,4 +1,4 @@
-"""The demo: an η that hardly needs tuning, a structure that is learnt, and a training step with a certificate.
+"""The demo: an η that hardly needs tuning, a structure that is learned, and a training step with a certificate.
 
 make demo            or            python -m experiments.demo --out out/demo.png
 """
@@ -68,7 +68,7 @@ def fit(model: nn.Module, loss: nn.Module, optimizer: Optimizer, x: Tensor, y: T
     for _ in range(epochs):
         for chunk in torch.randperm(len(x)).split(batch):
             optimizer.zero_grad()
-            if isinstance(optimizer, ProxOptimizer):  # it differentiates by itself, as often as its solver asks
+            if isinstance(optimizer, ProxOptimizer):  # it differentiates by itself, as often as its solver needs
                 optimizer.step(lambda chunk=chunk: loss(model(x[chunk]), y[chunk]))
             else:
                 loss(model(x[chunk]), y[chunk]).backward()
@@ -105,7 +105,7 @@ def read_words(count: int, epochs: int) -> tuple[Tensor, Found]:
 
 
 def live_step() -> tuple[Report, Report, list[Trace]]:
-    """The eleventh step of training by two solvers, each verified, and the bounds that the first one went through."""
+    """The eleventh training step with two solvers, each verified, and the bounds along the steps of the first one."""
     x, y = digits()[0].double().split(64), digits()[1].split(64)
     model, loss = mlp(seed=0).double(), CrossEntropy()
     optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=0.01, metric=Diagonal())

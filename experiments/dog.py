@@ -47,7 +47,7 @@ class DoG(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """One step. No wait for the device."""
+        """One step, without synchronising."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Get the data sets from their authors: checked, and going on where a stopped download was.
+"""Download the data sets from their authors, with checksums; a stopped download is resumed.
 
 python -m experiments download cifar10 cifar100 snli glove --data DIR
 python -m experiments download glove-840b --data DIR --mirror https://example.org/data    # the same files elsewhere
@@ -30,7 +30,7 @@ SLACK = 1.1  # an archive may be larger than expected by this factor
 
 @dataclass(frozen=True)
 class Archive:
-    """An official archive, its checksum ("md5:…" or "sha256:…") and size, and the files that are taken out of it."""
+    """An official archive, its checksum ("md5:…" or "sha256:…") and size, and the files to extract from it."""
 
     url: str
     checksum: str
@@ -39,7 +39,7 @@ class Archive:
 
 
 ARCHIVES = {
-    # The md5s stand on the authors' page, https://www.cs.toronto.edu/~kriz/cifar.html.
+    # The md5s are on the authors' page, https://www.cs.toronto.edu/~kriz/cifar.html.
     "cifar10": Archive(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "md5:c32a1d4ab5d03f1284b67883e8d87530",
@@ -76,9 +76,9 @@ ARCHIVES = {
 
 
 def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
-    """The files of a data set in ``data``: those that are there, or downloaded, checked and unpacked.
+    """The files of a data set in ``data``: the existing ones, or downloaded, checked and unpacked.
 
-    The archive is removed once it is unpacked. ``mirror`` is another address of the folder that holds it.
+    The archive is removed once it is unpacked. ``mirror`` is another address of the folder that contains it.
     """
     if name not in ARCHIVES:
         raise ValueError(f"no data set named {name!r}; there are {', '.join(ARCHIVES)}")
@@ -100,17 +100,17 @@ def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
 
 
 def fetch(url: str, file: Path, checksum: str, limit: int) -> None:
-    """Write what ``url`` holds, at most ``limit`` bytes, to ``file``: whole and right, or not at all.
+    """Download ``url``, at most ``limit`` bytes, to ``file``: complete and correct, or not at all.
 
-    It grows in ``file.part``. Where one was left, the server is asked for the rest of it; a server that sends all of
-    it again is read from the beginning.
+    It is written to ``file.part``. If one was left, the server is asked for the rest; a server that sends all of
+    it again is read from the start.
     """
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"the address is {url!r}; expected one that begins with http:// or https://")
+        raise ValueError(f"the address is {url!r}; expected one that starts with http:// or https://")
     part = file.with_name(file.name + ".part")
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "proxsvm-experiments"} | ({"Range": f"bytes={have}-"} if have else {})
-    again = "Run the same command again: it goes on from there"
+    again = "Run the same command again to resume"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
             start, total = _extent(url, answer, have)
@@ -122,7 +122,7 @@ def fetch(url: str, file: Path, checksum: str, limit: int) -> None:
         ) from None
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # that one: there is nothing left to get
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # that one: there is nothing left to download
             raise ConnectionError(
                 f"{url} answers {error.code} {error.reason}. Another address: --mirror URL"
             ) from error
@@ -137,13 +137,13 @@ def fetch(url: str, file: Path, checksum: str, limit: int) -> None:
         part.unlink()
         raise ValueError(
             f"what {url} sent has {found}; expected {checksum}. It was removed: run the command again, and if that "
-            "does not help, the file there is another one"
+            "does not help, the file on the server is a different one"
         )
     os.replace(part, file)
 
 
 def unpack(packed: Path, files: tuple[str, ...], to: Path) -> None:
-    """Take ``files`` out of an archive, each written whole or not at all.
+    """Extract ``files`` from an archive, each written completely or not at all.
 
     Only these names are ever written, and only regular files are read: no path or link in the archive is followed.
     """
@@ -180,7 +180,7 @@ def _members(packed: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
 
 def _extent(url: str, answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
-    """Where in the file the answer begins, and the size of the whole file where the server tells it."""
+    """The offset in the file at which the answer starts, and the size of the whole file if the server sends it."""
     if answer.status == http.client.PARTIAL_CONTENT:
         given = answer.headers.get("Content-Range", "")
         if not given.startswith(f"bytes {have}-"):
@@ -224,14 +224,14 @@ def digest(file: Path, like: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which sets, and where to."""
+    """Which data sets, and where to."""
     parser.add_argument("names", nargs="+", choices=list(ARCHIVES), metavar="name", help=", ".join(ARCHIVES))
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder to write to; default: data")
-    parser.add_argument("--mirror", metavar="URL", help="another address of the folder that holds the archives")
+    parser.add_argument("--mirror", metavar="URL", help="another address of the folder that contains the archives")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Download what the command line says; an error is one line."""
+    """Download what the command line asks for; an error is one line."""
     for name in args.names:
         try:
             for file in download(name, args.data, args.mirror):

@@ -82,7 +82,7 @@ def nats(scores: Tensor, y: Tensor) -> Tensor:
 class Block(nn.Module):
     """Causal self-attention and an MLP, each added to its normalised input.
 
-    The attention is written out: fused kernels have no double backward, which the solvers of several steps need.
+    The attention is written out: fused kernels have no double backward, which multi-step solvers need.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -104,7 +104,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Scores ``[n, T, vocabulary]`` of the next character at each of T ≤ ``context`` characters ``[n, T]``.
 
-    As GPT-2 (Radford et al., 2019): layer norms before, weights drawn with deviation 0.02, on the residual path with
+    As GPT-2 (Radford et al., 2019): layer norms first, weights drawn with standard deviation 0.02, or on residual paths
     0.02 / √(2 layers).
 
     >>> GPT(1, 2, 8, 16)(torch.zeros(3, 16, dtype=torch.long)).shape == (3, 16, VOCABULARY)

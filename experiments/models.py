@@ -53,7 +53,7 @@ class WideResNet(nn.Sequential):
 
 
 class _Dense(nn.Module):
-    """Bottleneck layer: its ``growth`` new channels are joined to its input."""
+    """Bottleneck layer: its ``growth`` new channels are concatenated with its input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()

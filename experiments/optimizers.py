@@ -1,8 +1,8 @@
-"""Every optimizer of the experiments by name, with its published settings, and the losses beside them.
+"""Every optimizer of the experiments by name, with its published settings, and the losses.
 
 ALI-G: Berrada, Zisserman and Kumar, ICML 2020. MoMo: Schaipp et al., ICML 2024. Prodigy: Mishchenko and Defazio, ICML
 2024. Schedule-free: Defazio et al., NeurIPS 2024. All four come from packages (the extra ``peers``). DoG, whose package
-is not kept up, and BPGrad are our own.
+is not maintained, and BPGrad are our own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
 
 
 def loss_of(config: Config) -> str:
-    """The paper's choice: DFW has the hinge, smoothed on CIFAR and not on SNLI; the others the cross-entropy."""
+    """The paper's choice: DFW has the hinge, smoothed on CIFAR but not on SNLI; the others the cross-entropy."""
     if config.loss:
         return known("loss", config.loss, LOSSES)
     if config.dataset in ("california", "bike"):
@@ -47,7 +47,7 @@ def loss_of(config: Config) -> str:
 
 
 def criterion_of(config: Config) -> nn.Module:
-    """The loss; the cross-entropy is torch's, but for a proximal optimizer, whose loss has to know its atoms."""
+    """The loss; the cross-entropy is torch's, except for a proximal optimizer, whose loss has to know its atoms."""
     name = loss_of(config)
     if name == "ce" and OPTIMIZERS[config.optimizer].proximal:
         return losses.CrossEntropy()
@@ -60,7 +60,7 @@ Evaluate = Callable[[], Tensor]
 
 
 def after_backward(optimizer: Optimizer, evaluate: Evaluate, **given: Callable[[Tensor], Any]) -> Tensor:
-    """The loop everyone knows. ``given``: what else ``step`` is told of the value."""
+    """The loop everyone knows. ``given``: how the value is passed to ``step``."""
     optimizer.zero_grad()
     value = evaluate()
     value.backward()
@@ -83,7 +83,7 @@ def by_closure(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
     return value.detach()
 
 
-# How it is made.
+# How it is created.
 
 
 Build = Callable[[Config, nn.Module, Params, int], Optimizer]
@@ -91,9 +91,9 @@ Build = Callable[[Config, nn.Module, Params, int], Optimizer]
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer's maker, ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
+    """An optimizer's factory, ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
 
-    ``prepare`` is what is done to the network first; ``proximal`` says that it is one of ours.
+    ``prepare`` is applied to the network first; ``proximal`` marks ours.
     """
 
     build: Build
@@ -109,7 +109,7 @@ METRICS: dict[str, Callable[[], Any]] = {
 
 
 class FullStep(SingleStepFW):
-    """γ ≡ 1: what the line search adds is the difference between this and :class:`SingleStepFW`."""
+    """γ ≡ 1: the difference to :class:`SingleStepFW` is what the line search adds."""
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         return problem.first()
@@ -196,13 +196,13 @@ def recipe_of(config: Config) -> Recipe:
     for name, given in {"metric": config.metric, "average": config.average, "lr": config.lr == "auto"}.items():
         if given and not recipe.proximal:
             raise ValueError(
-                f"{name} is {getattr(config, name)!r}, which {config.optimizer} does not have: only proxsvm's do"
+                f"{name} is {getattr(config, name)!r}, which {config.optimizer} does not have: only proxsvm has it"
             )
     return recipe
 
 
 def _resumable(kind: type[Optimizer]) -> type[Optimizer]:
-    """MoMo keeps its average loss and its count outside of ``state_dict()``: a resumed run would forget them."""
+    """MoMo keeps its average loss and its count outside ``state_dict()``: a resumed run would lose them."""
 
     class Resumable(kind):  # type: ignore[misc, valid-type]
         def state_dict(self) -> dict[str, Any]:

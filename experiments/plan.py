@@ -31,7 +31,7 @@ Pieces = list[tuple[nn.Module, Tensor]]
 
 @cache
 def pieces(config: Config) -> Pieces:
-    """The network in pieces, and the input of each for one batch, on the meta device: shapes without numbers."""
+    """The network in pieces, and the input of each for one batch, on the meta device: shapes without data."""
     n = config.batch
     with torch.device("meta"):
         if config.model in IMAGE_MODELS:
@@ -59,7 +59,7 @@ def flops(config: Config) -> int:
 
 @cache
 def samples(config: Config) -> int:
-    """Training samples: of the files, if they are here, else of the official ones."""
+    """Training samples: of the files, if they exist here, else of the official ones."""
     try:
         return len(task_of(config).train)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def samples(config: Config) -> int:
 
 
 def hours(config: Config, tflops: float, before: Sequence[dict[str, Any]] = ()) -> float:
-    """Of a run: by the epochs of like runs in ``before``, if there are any, else by its floating-point operations."""
+    """Of a run: from similar runs in ``before``, if there are any, else from its floating-point operations."""
     alike = [run for run in before if all(run["config"].get(name) == getattr(config, name) for name in ASKED)]
     alike = [run for run in alike if run["config"]["optimizer"] == config.optimizer] or alike
     if alike:
@@ -79,7 +79,7 @@ def hours(config: Config, tflops: float, before: Sequence[dict[str, Any]] = ()) 
 
 
 def _only(config: Config, *entries: str) -> Config:
-    """The config with these entries alone, for the caches."""
+    """The config with only these entries, for the caches."""
     return Config(**{name: getattr(config, name) for name in entries})
 
 
@@ -91,7 +91,7 @@ def disk(config: Config) -> int:
 
 
 def listing(study: Study, out: Path, before: Sequence[dict[str, Any]], tflops: float | None = None) -> str:
-    """One line per method, and the sum. Which settings will be chosen is open; how many, is known."""
+    """One line per method, and the sum. Which settings will be chosen is not known yet; their number is."""
     tflops = tflops or SUSTAINED.get(torch.device(study.grid[0].device).type, SUSTAINED["cuda"])
     runs = [*study.grid, *study.chosen({run: [_unknown(run)] for run in study.grid})]
     groups: dict[tuple[str, ...], list[Config]] = {}
@@ -103,7 +103,7 @@ def listing(study: Study, out: Path, before: Sequence[dict[str, Any]], tflops: f
         lines.append(f"{len(group):5} {epochs:>6} {cost:9.2f}  {', '.join(filter(None, method))}")
     total, size = sum(hours(run, tflops, before) for run in runs), sum(map(disk, runs))
     lines.append(
-        f"{study.name}: {len(runs)} runs, {total:.1f} hours on one worker (by earlier runs where there are any, "
+        f"{study.name}: {len(runs)} runs, {total:.1f} hours on one worker (from earlier runs where there are any, "
         f"else at {tflops:g} TFLOP/s, see --tflops), at most {size / 1e9:.2f} GB in {out}"
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Schedules by name: the hand-designed part that proxsvm does without."""
+"""Schedules by name: the hand-designed part that proxsvm does not need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.optim import Optimizer, lr_scheduler
 
 from experiments.config import Config, known
 
-FALLS: dict[str, tuple[float, list[float]]] = {  # the factor, and after which parts of the epochs
+FALLS: dict[str, tuple[float, list[float]]] = {  # the factor, and after which fractions of the epochs
     "wrn-paper": (0.2, [0.3, 0.6, 0.9]),  # 60, 120 and 180 of 200 epochs: the paper's text
     "wrn-jobs": (0.2, [0.3, 0.6, 0.8]),  # 60, 120 and 160: the authors' published jobs, and the WRN's authors
     "densenet": (0.1, [0.5, 0.75]),  # 150 and 225 of 300
 }
 SCHEDULES = [*FALLS, "snli", "cosine"]
-WARM_UP = 0.05  # part of the steps
+WARM_UP = 0.05  # fraction of the steps
 
 
 def cosine(part: float) -> float:
@@ -30,7 +30,7 @@ def cosine(part: float) -> float:
 
 
 class Schedule:
-    """A schedule by name; ``snli``: a fifth whenever the validation accuracy has not improved."""
+    """A schedule by name; ``snli``: divide by five whenever the validation accuracy has not improved."""
 
     def __init__(self, config: Config, optimizer: Optimizer) -> None:
         self.name, self.lr, self.optimizer = known("schedule", config.schedule, SCHEDULES), config.lr, optimizer

@@ -2,7 +2,7 @@
 
 Differences from InferSent (Conneau et al., EMNLP 2017), whose protocol the paper follows: words are lower-cased and
 split by a regular expression here (there: the Moses tokeniser, with case); a word without a vector reads the mean
-vector (there: it is left out); no start and end tokens; and batches are drawn among sentences of like length.
+vector (there: it is left out); no start and end tokens; and batches are drawn among sentences of similar length.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pairs:
 
 
 def tokenise(sentence: str) -> list[str]:
-    """The words and signs of a sentence; an empty one is a full stop.
+    """The words and punctuation of a sentence; an empty one is a full stop.
 
     >>> tokenise("A dog doesn't swim.")
     ['a', 'dog', 'does', "n't", 'swim', '.']
@@ -87,7 +87,7 @@ def read_sentences(file: Path) -> tuple[list[str], list[str], list[int]]:
 def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     """The vectors of the ``wanted`` words, in the file's order; lines are a word and its numbers.
 
-    A few words of glove.840B.300d hold spaces: they are nobody's word here, and skipped.
+    A few words of glove.840B.300d contain spaces: they match no token here, and are skipped.
     """
     vectors: dict[str, np.ndarray] = {}
     size = 0
@@ -118,7 +118,7 @@ def load(
     """Training, validation (the official dev) and test pairs, and the vectors ``[V, E]`` of their words in float32.
 
     ``samples`` training pairs are drawn by ``seed`` (None: all, in the file's order). Row 0 of the vectors is padding,
-    zeros; row 1 is any word that GloVe does not know, the mean vector.
+    zeros; row 1 is any word that GloVe does not have: the mean vector.
     """
     texts = [read_pairs(data / "snli_1.0" / f"snli_1.0_{name}.jsonl") for name in ("train", "dev", "test")]
     if samples is not None:
@@ -133,7 +133,7 @@ def load(
 
 
 def take(split: Pairs, index: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The model's inputs and the labels at ``index``, padded to the longest sentence among them only."""
+    """The model's inputs and the labels at ``index``, padded to the longest sentence among them."""
     inputs = []
     for words, lengths in ((split.first, split.first_lengths), (split.second, split.second_lengths)):
         here = lengths[index]
@@ -142,10 +142,10 @@ def take(split: Pairs, index: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Ten
 
 
 def batches(split: Pairs, batch: int, generator: torch.Generator, pool: int = 32) -> list[Tensor]:
-    """Random batches of like lengths, each pair in one of them, for little padding.
+    """Random batches of similar lengths, each pair in one of them, for little padding.
 
     The shuffled pairs are cut in pools of ``pool`` batches, sorted by the length of the first sentence within each, and
-    the batches shuffled. Not by the second: its length tells of the label, the first one's does not.
+    the batches shuffled. Not by the second: its length depends on the label, the first one's does not.
     """
     pools = torch.randperm(len(split), generator=generator).split(pool * batch)
     lengths = split.first_lengths
@@ -156,7 +156,7 @@ def batches(split: Pairs, batch: int, generator: torch.Generator, pool: int = 32
 class WordPairModel(SentencePairBiLSTM):
     """The sentence-pair network on word ids: frozen ``vectors [V, E]``, then :class:`SentencePairBiLSTM`.
 
-    The vectors are no parameter and not in the state dict: they come from the data.
+    The vectors are not parameters and not in the state dict: they come from the data.
     """
 
     vectors: Tensor
@@ -168,7 +168,7 @@ class WordPairModel(SentencePairBiLSTM):
     def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
         """The states of the packed sequences; on the CPU from padded ones, whose kernel is faster.
 
-        The shorter and the longer half of the sentences go one after the other, for less padding.
+        The shorter and the longer half of the sentences are processed one after the other, for less padding.
         """
         if words.device.type != "cpu":
             return super().encode(self.vectors[words], lengths)
@@ -177,7 +177,7 @@ class WordPairModel(SentencePairBiLSTM):
         return torch.cat(halves)[order.argsort()]
 
     def _padded(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The backward LSTM reads each sentence turned round, so that padding comes last for both directions."""
+        """The backward LSTM reads each sentence reversed, so that padding comes last in both directions."""
         at = torch.arange(words.shape[1])
         turned = words.gather(1, (lengths[:, None] - 1 - at).clamp(min=0))
         zero = self.vectors.new_zeros(1, len(words), self.lstm.hidden_size)

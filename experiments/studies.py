@@ -1,6 +1,6 @@
-"""The studies: which runs answer which question, at the paper's scale and at one that two CPU cores can bear.
+"""The studies: which runs answer which question, at the paper's scale and at one that two CPU cores can handle.
 
-A study first tries a grid on the validation samples, then runs what they chose of every optimizer again, with new seeds
+A study first tries a grid on the validation samples, then runs the chosen setting of every optimizer with new seeds
 and the test set.
 """
 
@@ -20,9 +20,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """``grid``: the runs of the cross-validation. The best of each method then runs ``epochs`` long with every seed.
+    """``grid``: the runs of the cross-validation. The best of each method then runs for ``epochs`` with every seed.
 
-    ``by`` names the values that choose: the weights' own (""), and those of averages, by their decay. Where they do not
+    ``by`` names the values that decide: the weights' own (""), and those of averages, by their decay. Where they do not
     agree, the choice of each is run.
     """
 
@@ -41,7 +41,7 @@ class Study:
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
         best = dict.fromkeys(run for value in self.by for run in self._best(curves, value))
-        runs = product(self.seeds, best)  # a whole table of the first seed comes first
+        runs = product(self.seeds, best)  # the complete table of the first seed comes first
         return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for seed, run in runs)
 
     def _best(self, curves: dict[Config, list[Line]], by: str) -> Iterable[Config]:
@@ -49,7 +49,7 @@ class Study:
         value: dict[Config, float] = {}
         for run, curve in curves.items():
             seen = [line["val_averaged"][by] if by else line["val"] for line in curve]
-            value[run] = better(seen) if all(map(math.isfinite, seen)) else worst  # what diverged is not chosen
+            value[run] = better(seen) if all(map(math.isfinite, seen)) else worst  # diverged runs are not chosen
         best: dict[tuple[str, ...], Config] = {}
         for run in self.grid:
             best[run.method] = better((best.get(run.method, run), run), key=value.__getitem__)
@@ -59,7 +59,7 @@ class Study:
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:
     """Every optimizer at every η of its own, and at every point of ``axes``.
 
-    SGD has the ``schedule``; another one that has one brings it along: "adamw/cosine".
+    SGD has the ``schedule``; another optimizer with one names it: "adamw/cosine".
     """
     runs = []
     for key, etas in powers.items():
@@ -108,7 +108,7 @@ POWERS = {  # around each method's published setting
 BOTH_LOSSES = ("adagrad", "adam", "amsgrad", "bpgrad", "sgd")  # Table 3 has them with the CE and with the SVM
 
 
-# What runs here.
+# What has been run.
 
 
 def cifar_small(name: str, data: str) -> Study:
@@ -119,7 +119,7 @@ def cifar_small(name: str, data: str) -> Study:
     if name != "cifar10":  # half the time of float32
         base = replace(base, epochs=4, precision="bfloat16", augment=name.endswith("-augmented"))
     runs = grid(base, POWERS | ADAMW, "wrn-jobs")
-    if dataset == "cifar100":  # what smoothing does
+    if dataset == "cifar100":  # what smoothing changes
         runs += grid(replace(base, loss="hinge"), {"dfw": POWERS["dfw"]}, "")
     runs += variants(base, ("smooth-hinge", "ce"))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=20, by=("", *AVERAGE))
@@ -184,7 +184,7 @@ FIXED: tuple[dict[str, Any], ...] = (  # one setting for all tasks: ours, and wh
 
 
 def fixed_small(name: str, data: str) -> Study:
-    """``fixed-cifar10``, …: one setting for all tasks, untouched; every run is to the end, and nothing is chosen."""
+    """``fixed-cifar10``, …: one setting for all tasks, not tuned; every run is complete, and nothing is chosen."""
     base, epochs = _base(name, data)
     base = replace(base, epochs=epochs, test=True)
     loss = "l1" if base.dataset in TABLES else "ce"

@@ -3,10 +3,10 @@
 python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 python -m experiments sweep cifar10 --scale small --data DIR --storage postgresql://...   # on each of several machines
 
-Kill it whenever you like, or give it --hours: the same command goes on where it was. Finished runs are not run again,
-and the run of a worker that died is taken up, from its last checkpoint, by another one. With --go-on, runs that the
-results file holds are not run again either: so a study grows by seeds on another machine, long after the folder of its
-runs is gone. With --dry-run it only says what it would do, and what that costs.
+Kill it at any time, or pass --hours: the same command resumes where it was. Finished runs are not run again,
+and the run of a worker that died is resumed, from its last checkpoint, by another one. With --go-on, runs that the
+results file contains are not repeated either: a study can get more seeds on another machine, after the folder of its
+runs is gone. With --dry-run it only prints what it would do, and what that costs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock  # torch needs it, too
+from filelock import FileLock  # torch depends on it, too
 
 from experiments import plan, train
 from experiments.config import Config, from_dict
@@ -38,7 +38,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clock:
-    """``heartbeat``, and after how many seconds without one a worker is dead; when to stop by ``time.monotonic()``."""
+    """``heartbeat``; after how many seconds without one a worker is dead; when to stop (``time.monotonic()``)."""
 
     heartbeat: int = 60
     grace: int = 300
@@ -83,9 +83,9 @@ def _finish(
     optuna = load("optuna", extra="experiments")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     runs, lock = list(runs), FileLock(out / "queue.lock")
-    with lock:  # two workers that make the tables or fill the queue at the same time would stumble over each other
+    with lock:  # two workers that create the tables or fill the queue at the same time would conflict
         connection = _connect(optuna, storage, clock)
-        # on several machines, whoever made the queue gets some time to fill it; on one, the lock says that he is dead
+        # on several machines, the creator of the queue gets time to fill it; on one, the lock shows that it died
         queue = _queue(optuna, name, runs, connection, before, 0 if storage.startswith("sqlite") else clock.grace)
     state = optuna.trial.TrialState
     idle = 0
@@ -100,14 +100,14 @@ def _finish(
             return [done[k].user_attrs["result"] for k in range(len(runs))]
         busy = queue.get_trials(deepcopy=False, states=(state.RUNNING,))
         for trial in busy:
-            # A worker killed before its first heartbeat would never pass for dead. (A retried trial has the attributes
-            # of the one before it, so "seen" says of which trial.)
+            # A worker killed before its first heartbeat would never count as dead. (A retried trial has the attributes
+            # of the one before it, so "seen" names the trial.)
             if trial.user_attrs.get("seen") != trial.number:
-                with suppress(optuna.exceptions.UpdateFinishedTrialError):  # it has finished meanwhile
+                with suppress(optuna.exceptions.UpdateFinishedTrialError):  # it has finished in the meantime
                     connection.record_heartbeat(trial._trial_id)
                     connection.set_trial_user_attr(trial._trial_id, "seen", trial.number)
-        idle = 0 if busy else idle + 1  # a dead worker's run is for a moment neither running nor waiting
-        if idle > 3:  # and for good, if whoever was to put it back died as well
+        idle = 0 if busy else idle + 1  # a dead worker's run is briefly neither running nor waiting
+        if idle > 3:  # and stays so, if the worker that should have requeued it died as well
             with lock:
                 _fill(optuna, queue, runs)
         time.sleep(min(5, clock.heartbeat))
@@ -117,10 +117,10 @@ def _finish(
 
 
 def _take(optuna: Any, queue: Any, runs: Sequence[Config], out: Path, until: float) -> None:
-    """Take one run from the queue, and do it.
+    """Take one run from the queue and execute it.
 
-    A worker that is late with its heartbeat, because the machine slept or was busy, passes for dead, and its trial for
-    failed: nothing can be told of it any more. Its run is done, though, and whoever has it again will find it so.
+    A worker whose heartbeat is late, because the machine slept or was busy, counts as dead, and its trial as
+    failed: its result can no longer be reported. Its run is finished, though, and the next worker will find it so.
     """
     taken: list[int] = []
     faults: list[BaseException] = []
@@ -141,15 +141,15 @@ def _take(optuna: Any, queue: Any, runs: Sequence[Config], out: Path, until: flo
 def _run(
     optuna: Any, queue: Any, trial: Any, runs: Sequence[Config], out: Path, until: float, faults: list[BaseException]
 ) -> float:
-    """One run of the queue; Optuna's objective. What goes wrong in the run itself is put into ``faults``."""
+    """One run of the queue; Optuna's objective. Errors of the run itself are added to ``faults``."""
     if "run" not in trial.user_attrs:
         raise optuna.TrialPruned("the queue was empty: another worker took the last run")
     k = trial.suggest_categorical("run", list(range(len(runs))))
     folder = out / _name(runs[k])
     try:
-        with FileLock(f"{folder}.lock"):  # another one may be at it, that only seemed to be dead
+        with FileLock(f"{folder}.lock"):  # a worker that only seemed dead may still be running it
             lines = train.run(runs[k], folder, until=until)
-    except BaseException as fault:  # Ctrl-C as well: the trial has failed, but the run shall go on another time
+    except BaseException as fault:  # Ctrl-C as well: the trial has failed, but the run can be resumed later
         faults.append(fault)
         _enqueue(queue, k, runs[k])
         raise
@@ -178,7 +178,7 @@ def _connect(optuna: Any, storage: str, clock: Clock) -> Any:
 
 
 def _one_at_a_time(engine: Any) -> None:
-    """Let every transaction lock the file from its start: SQLite knows no row locks, and two workers that read the same
+    """Let every transaction lock the file from its start: SQLite has no row locks, and two workers that read the same
     waiting trial would both take it."""
     event = load("sqlalchemy.event", extra="experiments")
 
@@ -187,15 +187,15 @@ def _one_at_a_time(engine: Any) -> None:
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    engine.dispose()  # connections from before do not know of it
+    engine.dispose()  # earlier connections do not use it
 
 
 def _queue(
     optuna: Any, name: str, runs: Sequence[Config], storage: Any, before: Sequence[Result], patience: int
 ) -> Any:
-    """The Optuna study of these runs; whoever makes it fills its queue, or the next one if that one died."""
+    """The Optuna study of these runs; the worker that creates it fills its queue, or the next one if that one died."""
     plan = sha256(json.dumps([asdict(config) for config in runs], sort_keys=True).encode()).hexdigest()[:12]
-    name = f"{name} {plan}"  # another plan is another study: no result of it is mistaken for one of this
+    name = f"{name} {plan}"  # another plan is another study: their results cannot be confused
     try:
         queue = optuna.create_study(study_name=name, storage=storage)
     except optuna.exceptions.DuplicatedStudyError:
@@ -210,7 +210,7 @@ def _queue(
 
 
 def _fill(optuna: Any, queue: Any, runs: Sequence[Config], before: Sequence[Result] = ()) -> None:
-    """Put the runs into the queue that are not in it; those with a result from ``before`` as done."""
+    """Put the missing runs into the queue; those with a result from ``before`` as done."""
     state = optuna.trial.TrialState
     present = queue.get_trials(deepcopy=False, states=(state.WAITING, state.RUNNING, state.COMPLETE))
     there = {trial.user_attrs.get("run") for trial in present}
@@ -229,18 +229,18 @@ def _enqueue(queue: Any, k: int, config: Config) -> None:
 
 
 def _asked(config: Config) -> Config:
-    """What a run asks, without where and how it is computed."""
+    """What defines a run, without where and how it is computed."""
     return replace(config, data="", records=(), device="", precision="", compile="")
 
 
 def _value(curve: Sequence[train.Line]) -> float:
-    """What Optuna is told of a run; it takes a nan for a failure."""
+    """The value that is reported to Optuna, which treats a nan as a failure."""
     value = curve[-1]["val"]
     return math.inf if math.isnan(value) else value
 
 
 def _name(config: Config) -> str:
-    """A folder's name for a run: what a person looks for, and a digest of all of it."""
+    """The name of a run's folder: the settings that people look for, and a digest of all of them."""
     digest = sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:8]
     lr = config.lr if isinstance(config.lr, str) else f"{config.lr:g}"
     return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{lr}-{config.seed}-{digest}"
@@ -253,20 +253,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="data", help="the folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
     parser.add_argument("--storage", help="Optuna's storage; default: an SQLite file in --out")
-    parser.add_argument("--workers", type=int, default=1, help="processes; each uses OMP_NUM_THREADS threads")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of the chosen runs, or where nothing is chosen of all")
-    parser.add_argument("--precision", help="of the runs: float32 or bfloat16; default: the study's")
-    parser.add_argument("--compile", help="of the runs: a backend of torch.compile, such as inductor")
-    parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command goes on")
-    parser.add_argument("--dry-run", action="store_true", help="run nothing: list the runs, their hours and the disk")
-    parser.add_argument("--tflops", type=float, help="of the device, sustained: for the hours of --dry-run")
-    parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, where these are a subset")
-    parser.add_argument(
-        "--so-far", action="store_true", help="run nothing: write the results of the runs that are done"
-    )
-    parser.add_argument(
-        "--go-on", action="store_true", help="do not run again what the results file in --results holds"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with OMP_NUM_THREADS threads")
+    parser.add_argument("--seeds", type=int, nargs="+", help="for the chosen runs or, if nothing is chosen, for all")
+    parser.add_argument("--precision", help="float32 or bfloat16; default: the study's")
+    parser.add_argument("--compile", help="a backend of torch.compile, such as inductor")
+    parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command resumes")
+    parser.add_argument("--dry-run", action="store_true", help="run nothing; list the runs, their hours and disk space")
+    parser.add_argument("--tflops", type=float, help="the device's sustained speed, for the hours of --dry-run")
+    parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, if these are a subset")
+    parser.add_argument("--so-far", action="store_true", help="run nothing; write the results of the finished runs")
+    parser.add_argument("--go-on", action="store_true", help="do not repeat the runs in the results file in --results")
     parser.add_argument(
         "--results", type=Path, default=Path("experiments/results"), help="where SCALE/STUDY.jsonl goes"
     )
@@ -296,13 +292,13 @@ def main(args: argparse.Namespace) -> None:
         try:
             results = work(study, storage, out, clock, known if args.go_on else ())
         except train.TimeUp as error:
-            print(f"{args.hours:g} hours are over ({error}): the same command goes on from here")
+            print(f"{args.hours:g} hours are over ({error}): the same command resumes from here")
             so_far = [*(known if args.go_on else ()), *finished(study, storage)]
             results = list({_asked(from_dict(result["config"])): result for result in so_far}.values())
         for other in others:
             other.wait()
     file.parent.mkdir(parents=True, exist_ok=True)
     for result in results:
-        result["config"].pop("data", None)  # where the files lay is of this machine
+        result["config"].pop("data", None)  # the folder belongs to this machine
     write(file, "".join(json.dumps(result) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")

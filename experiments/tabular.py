@@ -52,7 +52,7 @@ def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
 def bike(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """7 numbers, then season, month, hour, weekday and weather one-hot; the target is the hour's count of rentals.
 
-    ``casual`` and ``registered`` sum to the target, so they are no features; nor are the row number and the date.
+    ``casual`` and ``registered`` add up to the target, so they are not features; nor are the row number and the date.
     """
     rows = _read(data / "hour.csv", BIKE, "bike", header=True)
     columns = {name: rows[:, k] for k, name in enumerate(BIKE)}
@@ -72,7 +72,7 @@ def load(data: Path, name: str, seed: int = 0) -> tuple[Table, Table, Table]:
     Numbers are standardised by the training rows' mean and deviation; one-hot columns are 0 or 1. The target is
     (y − median) / (mean of |y − median|) of the training rows, so predicting the median has a training loss of 1.
     Bike's rows are hours of two years: neighbours fall on both sides of a random split, as is usual for this set, so
-    its error is that of filling gaps, not of a forecast.
+    its error measures interpolation, not a forecast.
     """
     if name not in READERS:
         raise ValueError(f"no data set named {name!r}; there are {', '.join(READERS)}")

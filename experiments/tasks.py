@@ -22,8 +22,8 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 class Task:
     """Three splits and what to do with them.
 
-    ``take(split, index, generator)`` gives the inputs of the network and the targets; it augments where it is told a
-    generator. ``batches(size, generator)`` cuts an epoch. ``score(output, target)`` is one number per sample;
+    ``take(split, index, generator)`` returns the inputs of the network and the targets; it augments if it is given a
+    generator. ``batches(size, generator)`` splits an epoch. ``score(output, target)`` is one scalar per sample;
     ``measure`` names its mean. ``flat``: the loss sees all but the last dimension of the output as samples.
     """
 
@@ -39,7 +39,7 @@ class Task:
 
     @property
     def better(self) -> Callable[[float, float], float]:
-        """The better of two values of the measure: errors and nats are to be small."""
+        """The better of two values of the measure: errors and nats should be small."""
         return max if self.measure == "accuracy" else min
 
     def loss(self, criterion: nn.Module, output: Tensor, y: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def images(config: Config) -> Task:
         x = cifar.augment(x, generator) if config.augment and generator else x
         return (x.contiguous(memory_format=torch.channels_last),), split.y[index]
 
-    def network() -> nn.Module:  # channels last: a step takes three quarters of the time on a CPU
+    def network() -> nn.Module:  # with channels last a step takes three quarters of the time on a CPU
         return build(cifar.CLASSES[config.dataset]).to(memory_format=torch.channels_last)
 
     return Task(train, val, test, network, take, right)
@@ -88,7 +88,7 @@ PAIR_MODELS = {  # hidden and layer's units, word vectors
 
 
 def sentence_pairs(config: Config) -> Task:
-    """SNLI brings its own validation set: ``held`` is not used."""
+    """SNLI has its own validation set: ``held`` is not used."""
     hidden, layer, glove = PAIR_MODELS[known("model", config.model, PAIR_MODELS)]
     train, val, test, vectors = snli.load(Path(config.data), config.images or None, seed=0, glove=glove)
     return Task(

@@ -1,4 +1,4 @@
-"""Train: a frozen config, a log line an epoch, and a checkpoint that resumes bit for bit.
+"""Train: a frozen config, a log line per epoch, and a checkpoint that resumes bit for bit.
 
 python -m experiments train --data DIR --model wrn-10-1 --optimizer dfw --lr 0.1
 torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the same on several processes
@@ -36,13 +36,13 @@ from experiments.tasks import Task, task_of
 from proxsvm import ProxOptimizer
 from proxsvm._extras import load as load_extra
 
-RE_ESTIMATION = 20  # batches that give batch norm fresh statistics
+RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
 PRECISIONS = ("float32", "bfloat16")
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
 
 class TimeUp(Exception):
-    """The time given is over; the run goes on from its checkpoint another time."""
+    """The time is over; the run can be resumed from its checkpoint later."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Training:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """What a checkpoint contains."""
         parts = {"model": self.model, "optimizer": self.optimizer, "best": self.best}
         if self.schedule is not None:
             parts["schedule"] = self.schedule
@@ -86,7 +86,7 @@ class Training:
 
 
 def run(config: Config, out: Path, tensorboard: bool = False, until: float = math.inf) -> list[Line]:
-    """Train as ``config`` says, or go on where a run in ``out`` was stopped; returns the lines of its log.
+    """Train as ``config`` says, or resume a run in ``out`` that was stopped; returns the lines of its log.
 
     Raises TimeUp after the first epoch that ends later than ``until``, a time of ``time.monotonic()``.
     """
@@ -111,7 +111,7 @@ def run(config: Config, out: Path, tensorboard: bool = False, until: float = mat
         lines.append(line)
         if training.rank == 0:
             print(json.dumps(line), flush=True)
-            training.model.train()  # the weights that are trained, where an optimizer evaluates others
+            training.model.train()  # the training weights, where an optimizer evaluates others
             keep(out, training.parts, epoch + 1, lines)
         if writer:
             for name, value in line.items():
@@ -128,10 +128,10 @@ def run(config: Config, out: Path, tensorboard: bool = False, until: float = mat
 
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
-    """A pass over the training samples; what it saw on the way."""
+    """A pass over the training samples, and its measurements."""
     config, task, rank, world = training.config, training.task, training.rank, training.world
     optimizer, update = training.optimizer, OPTIMIZERS[config.optimizer].update
-    generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not know its past
+    generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not depend on earlier ones
     batches = task.epoch(config.batch, generator)
     batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
     totals, steps, gammas = torch.zeros(2, device=config.device), [], []
@@ -166,7 +166,7 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
 
 
 def _judge(training: Training, last: bool) -> Line:
-    """Validation of the weights and of their averages; after the last epoch the test set, if it is to be read."""
+    """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
     line: Line = {}
     with judged(training):
@@ -174,7 +174,7 @@ def _judge(training: Training, last: bool) -> Line:
     means = training.averages.items()
     if means:
         line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
-    if means and last:  # is averaging batch norm's buffers as good as estimating them anew?
+    if means and last:  # is averaging batch norm's buffers as good as re-estimating them?
         line["val_averaged_fresh"] = {}
         for k, mean in means:
             with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
@@ -188,7 +188,7 @@ def _judge(training: Training, last: bool) -> Line:
 
 
 def _chosen(training: Training, name: str) -> nn.Module:
-    """A network with the best weights; with the present ones where no epoch gave a number."""
+    """A network with the best weights; with the current ones if no epoch gave a number."""
     network = training.task.network().to(training.config.device)
     network.load_state_dict(training.model.state_dict())
     return training.best.load(name, network)
@@ -199,7 +199,7 @@ def _mean(values: Sequence[Tensor | float]) -> float:
 
 
 def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """γη; ALI-G's own; the learning rate of the others."""
+    """γη; ALI-G's own step-size; the learning rate of the others."""
     group = optimizer.param_groups[0]
     if "step_size" in group:
         return group["step_size"]
@@ -256,14 +256,14 @@ class Best:
         self.weights: dict[str, dict[str, Tensor]] = {}
 
     def look(self, name: str, model: nn.Module, value: float) -> float:
-        """Keep the model if it is better than any before; nan never is."""
+        """Keep the model if it is better than all before; nan never is."""
         if not math.isnan(value) and self.better(value, self.values.get(name, value)) == value:
             self.values[name] = value
             self.weights[name] = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         return value
 
     def load(self, name: str, model: nn.Module) -> nn.Module:
-        """``model`` with the best weights; as it is where no epoch gave a number."""
+        """``model`` with the best weights; unchanged if no epoch gave a number."""
         if name in self.weights:
             model.load_state_dict(self.weights[name])
         return model
@@ -282,7 +282,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run what the command line says, on the ranks that torchrun started."""
+    """Run what the command line asks for, on the ranks that torchrun started."""
     config = configs.from_arguments(args)
     parallel = "RANK" in os.environ
     if parallel:

@@ -1,6 +1,6 @@
-"""Scalars of a step: Python floats where nothing has to be waited for, 0-dim tensors where the device runs ahead.
+"""Scalars of a step: Python floats where reading costs no synchronisation, 0-dim tensors where the device runs ahead.
 
-The formulas of :mod:`proxsvm.problem` are written once for both; only these few operations have to know which it is.
+The formulas of :mod:`proxsvm.problem` are written once for both; only these few operations distinguish them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Number: TypeAlias = "float | Tensor"
 
 
 def best_gamma(ascent: Number, curvature: Number) -> Number:
-    """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the line is straight and its better end is taken.
+    """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the function is linear and its better end is returned.
 
     >>> best_gamma(1.0, 4.0), best_gamma(torch.tensor(1.0), torch.tensor(4.0)), best_gamma(-1.0, 0.0)
     (0.25, tensor(0.2500), 0.0)
@@ -44,7 +44,7 @@ def raised(before: Number, gamma: Number, ascent: Number, curvature: Number) -> 
 
 
 def counts(number: Number) -> bool:
-    """Whether a number is not the float 0: what it would be added to can stay as it is.
+    """Whether a number is not the float 0, which need not be added.
 
     >>> counts(0.0), counts(torch.tensor(0.0))
     (False, True)
@@ -88,7 +88,7 @@ def zero_like(number: Number) -> Number:
 
 
 def not_finite(number: Number) -> bool | Tensor:
-    """Whether a number is NaN or infinite; a 0-dim bool tensor of a tensor.
+    """Whether a number is NaN or infinite; for a tensor a 0-dim bool tensor.
 
     >>> not_finite(1.0), not_finite(torch.tensor(math.inf))
     (False, tensor(True))
@@ -97,7 +97,7 @@ def not_finite(number: Number) -> bool | Tensor:
 
 
 def total(numbers: Sequence[Number]) -> Number:
-    """Their sum; tensors of several devices and dtypes are added on the first one's.
+    """Their sum; tensors of several devices and dtypes are added on the device and in the dtype of the first.
 
     >>> total([]), total([1.0, 2.0]), total([1.0, torch.tensor(2.0)])
     (0.0, 3.0, tensor(3.))
@@ -119,12 +119,12 @@ def to_tensor(number: Number, like: Tensor) -> Tensor:
 
 
 def on_host(x: Tensor) -> bool:
-    """Whether a tensor can be read without waiting for a device or breaking a graph."""
+    """Whether a tensor can be read without synchronising with a device or breaking a graph."""
     return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def to_float(number: Number) -> float:
     """A Python float; a CPU tensor is read without the operation that would synchronise an accelerator."""
-    if type(number) is float:  # as nearly always
+    if type(number) is float:  # the usual case
         return number
     return float(number.detach().numpy().item()) if isinstance(number, Tensor) else float(number)

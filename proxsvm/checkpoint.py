@@ -1,4 +1,4 @@
-"""Checkpoints that a crash cannot spoil, and that load whole or not at all."""
+"""Checkpoints that a crash cannot corrupt, and that load completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-MARK = b"proxsvm sha256 "  # with the digest of all before it, the comment of the zip archive that torch.save writes
+MARK = b"proxsvm sha256 "  # and the digest of all bytes before it: the comment of the zip archive of torch.save
 MARKED = len(MARK) + 64
 END = b"PK\x05\x06"  # begins the last 22 bytes of an archive without a comment
 PLAIN = (type(None), bool, int, float, str, Tensor, nn.Parameter)  # what torch.load(weights_only=True) always loads
@@ -25,8 +25,8 @@ PLAIN = (type(None), bool, int, float, str, Tensor, nn.Parameter)  # what torch.
 def save(path: str | os.PathLike[str], **parts: Any) -> None:
     """Save ``parts`` under their names: ``save("last.pt", model=model, optimizer=optimizer, epoch=3)``.
 
-    A part with a ``state_dict()`` is saved as that, anything else as it is. The file is written beside ``path``, forced
-    to the disk and then renamed: whenever the process dies, ``path`` is the old checkpoint or the new one, and whole.
+    A part with a ``state_dict()`` is saved as that, all else as it is. A temporary file is written beside ``path``,
+    flushed to disk and renamed: whenever the process dies, ``path`` is the complete old checkpoint or the new one.
     Where ``path`` is a link, the file that it points to is replaced. Raises TypeError for a value that ``load()`` would
     refuse.
 
@@ -40,7 +40,7 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
     target = Path(path).resolve()
     states = {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in parts.items()}
     written = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    handle = os.open(written, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+    handle = os.open(written, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
     try:
         with os.fdopen(handle, "w+b") as file:
             for name, state in states.items():
@@ -53,7 +53,7 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
     except BaseException:
         written.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)  # the renaming, too, must reach the disk
+    folder = os.open(target.parent, os.O_RDONLY)  # the rename must reach the disk, too
     try:
         os.fsync(folder)
     finally:
@@ -61,7 +61,7 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
 
 
 def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
-    """Load a checkpoint into ``parts``, and return whatever else is in it.
+    """Load a checkpoint into ``parts``, and return everything else in it.
 
     The file's checksum is verified first. Every module, and every part with a ``check_state_dict()``, is checked before
     anything changes: names, shapes and dtypes. Raises ValueError where the checkpoint is damaged, lacks a part or does
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
         try:
             _verify(file)
             states: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # what a damaged file raises is anybody's guess
+        except Exception as error:  # a damaged file may raise anything
             raise ValueError(f"{path} is not a checkpoint, or is damaged: {error!r}") from error
     if not isinstance(states, dict):
         raise ValueError(f"{path} holds a {type(states).__name__}; expected what proxsvm.checkpoint.save() wrote")
@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
 
 
 def _sign(file: BinaryIO) -> None:
-    """Append the archive's digest as its comment; the records' own checksums leave its directory out."""
+    """Append the archive's digest as its comment; the records' own checksums do not cover its directory."""
     size = file.seek(-2, os.SEEK_END) + 2
     file.write(MARKED.to_bytes(2, "little"))  # the length of the comment
     mark = _mark(file, size)
@@ -102,7 +102,7 @@ def _sign(file: BinaryIO) -> None:
 
 
 def _verify(file: BinaryIO) -> None:
-    """Raise ValueError unless the file is what was written; of older files, which have no digest, the records."""
+    """Raise ValueError unless the file is as it was written; older files have no digest, only checksums of records."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - MARKED))
     tail = file.read()
@@ -141,7 +141,7 @@ def _check_loadable(name: str, state: Any) -> None:
 
 
 def _unusual(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """All values inside ``value`` that are no plain data, and where they are."""
+    """All values inside ``value`` that are not plain data, and where they are."""
     if type(value) in (dict, OrderedDict):
         for key, entry in value.items():
             yield from _unusual(f"a key of {where}", key)

@@ -31,7 +31,7 @@ from proxsvm.point import DualPoint, Scaled
 
 
 class ProxProblem:
-    """The proximal problem at w_t. Make it with :meth:`from_scores`, or by ``optimizer.problem(value)``.
+    """The proximal problem at w_t. Create it with :meth:`from_scores` or ``optimizer.problem(value)``.
 
     >>> from proxsvm.losses import L1Regression
     >>> w = torch.tensor([3.0], requires_grad=True)
@@ -56,7 +56,7 @@ class ProxProblem:
             origin.check()
         self.geometry = geometry
         self._origin, self._linearization, self._first, self._floor = origin, linearization, first, floor
-        self._at_start: Atom | None = None  # an atom that was made at the scores u, and knows its value there
+        self._at_start: Atom | None = None  # an atom that was found at the scores u, and knows its value there
 
     @property
     def params(self) -> list[Tensor]:
@@ -82,7 +82,7 @@ class ProxProblem:
             raise RuntimeError(_GRAPH_IS_GONE)
         return self._linearization
 
-    # Ways to make one.
+    # Ways to create one.
 
     @classmethod
     def from_scores(
@@ -130,11 +130,11 @@ class ProxProblem:
 
     @classmethod
     def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
-        """The same in a geometry that is made already."""
+        """The same in an existing geometry."""
         return cls(geometry, origin, Linearization(origin.scores, geometry.params)).observe()
 
     def observe(self) -> ProxProblem:
-        """Show the first direction to metrics that learn from it: once, before anything is asked of the problem."""
+        """Pass the first direction to metrics that learn from it: once, before the problem is used."""
         if self.geometry.observes:
             self._first = self.first()
             self.geometry.observe(self._first.delta)
@@ -155,12 +155,12 @@ class ProxProblem:
     ) -> ProxProblem:
         """The problem of a linear model, whose scores are features times weights: no network, no graph.
 
-        From w = 0 it *is* the SVM  min ½‖w‖² + C Σ_i ℓ(x_i w; y_i), scaled by 1/(N·C): take η = N·C.
+        From w = 0 it *is* the SVM  min ½‖w‖² + C Σ_i ℓ(x_i w; y_i), scaled by 1/(N·C): use η = N·C.
 
         Args:
             loss: the loss ℓ.
             features: ``[n, F]``, a dense tensor or a sparse one (torch or SciPy).
-            target: y; class indices give as many outputs as there are classes, real targets one for each entry.
+            target: y; class indices give one output per class, real targets one per entry.
             lr: η.
             weight_decay: r = weight_decay · M w.
             metric: M, the Euclidean one if None.
@@ -185,20 +185,20 @@ class ProxProblem:
         return value
 
     def check(self, point: DualPoint, solver: object) -> None:
-        """Raise where the ranks do not agree on a solver's ``point``."""
+        """Raise an error if the ranks do not agree on a solver's ``point``."""
 
     def expect(self, b: Tensor) -> Tensor:
-        """Σ_i p_i b_i, the mean of one number per sample. Every sum over samples is made here."""
+        """Σ_i p_i b_i, the mean of one scalar per sample. Every sum over samples is computed here."""
         return self.mean(torch.dot(self.origin.coefficients, b))
 
     # Vertices: what a solver moves towards.
 
     @property
     def floor(self) -> Number:
-        """f = Σ_i p_i f_i, which the loss never falls below, as far as it knows itself; else 0."""
+        """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
         if self._floor is None:
             known = None if self._origin is None else self._origin.lower_bounds()
-            like: Number = 0.0  # after backward() nothing is asked of the start
+            like: Number = 0.0  # after backward() the start is not evaluated
             if self._first is None or self._first.products is None:
                 like = self.origin.coefficients[0] if self._first is None else self._first.lam
             self._floor = zero_like(like) if known is None else self.expect(known)
@@ -232,8 +232,8 @@ class ProxProblem:
     def best_atom(self, point: DualPoint) -> tuple[Atom, Tensor]:
         """The Frank-Wolfe atom at ``point``, and the certified gap P − D there.
 
-        It is the oracle's atom at the linearised scores u + J d. Of a smoothed loss it is the smoothed atom there,
-        for as long as that promises at least half of the gap.
+        It is the oracle's atom at the linearised scores u + J d. For a smoothed loss it is the smoothed atom there,
+        as long as that promises at least half of the gap.
         """
         loss, target = self.origin.loss, self.origin.target
         v = self.linearised_scores(point)
@@ -265,7 +265,7 @@ class ProxProblem:
         return ascent - space.inner_r(change) - space.inner(point.delta, change), space.inner(change, change)
 
     def line_search(self, point: DualPoint, toward: DualPoint) -> Number:
-        """The γ in [0, 1] of the largest dual on the segment from ``point`` to ``toward``.
+        """The γ in [0, 1] with the largest dual on the segment from ``point`` to ``toward``.
 
         γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩) / ‖delta_s − delta‖² ]
         """
@@ -287,7 +287,7 @@ class ProxProblem:
             dual=raised(before, gamma, ascent, curvature),
         )
 
-    # What a point is worth.
+    # The value of a point.
 
     def displacement(self, point: DualPoint) -> list[Tensor]:
         """d = −H⁻¹ (r + delta), one tensor per parameter."""
@@ -327,7 +327,7 @@ class ProxProblem:
         return self.expect(self.origin.loss.oracle(v, self.origin.target).value_at(v))
 
     def _spent(self, point: DualPoint) -> Number:
-        """lam − ⟨delta, r + delta⟩: what the point's own atoms are worth at its linearised scores."""
+        """lam − ⟨delta, r + delta⟩: the value of the point's own atoms at its linearised scores."""
         delta, space = point.delta, self.geometry
         return point.lam if point.steps == 0 else point.lam - space.inner(delta, delta) - space.inner_r(delta)
 

@@ -1,4 +1,4 @@
-"""A certificate, not a hope: any step against the exact solution, any loss against its own definition."""
+"""Verify any step against the exact solution, and any loss against its own definition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxsvm.solvers.exact_qp import ExactQP
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`verify` found. ``ok`` where D ≤ QP ≤ P holds, ``optimal`` where the step is also the exact one.
+    """What :func:`verify` found. ``ok`` if D ≤ QP ≤ P holds, ``optimal`` if the step is also the exact one.
 
     With an approximate oracle (``exact = False``) P and the gap are lower bounds only: the report is not ``certified``,
     a step is never called optimal, and D ≤ QP ≤ P may fail without a bug.
@@ -79,7 +79,7 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
         problem: from :meth:`ProxProblem.from_scores` or ``optimizer.problem(value)``.
         solver: the solver to verify.
         exact: what to compare with; ``ExactQP()`` if None.
-        tol: the relative accuracy of the comparison. In float32 about 1e-4 can be asked for.
+        tol: the relative accuracy of the comparison. In float32 use about 1e-4.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -118,11 +118,11 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
 
 
 def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
-    """Check that a loss is what it says: the largest of its atoms, and never below 0 or its own lower bound.
+    """Check that a loss is what it claims: the largest of its atoms, and never below 0 or its own lower bound.
 
-    At the given scores and at ``trials`` random ones the oracle's atom must be the best of all the atoms seen, of the
-    hull's own, where there is one, and of the smoothed one, and not better than all of the hull. Of a loss with an
-    approximate oracle (``exact = False``) only the second is asked. A value that an atom brings along must be that of
+    At the given scores and at ``trials`` random ones the oracle's atom must be at least as good as all others found,
+    the hull's own (where there is one) and the smoothed one, and not better than the whole hull. For a loss with an
+    approximate oracle (``exact = False``) only the last is required. A value that comes with an atom must be that of
     the atom.
     Raises AssertionError with the numbers. For tests of your own losses.
 

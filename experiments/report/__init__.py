@@ -1,4 +1,4 @@
 """From finished runs to one page: results → selection → tables and figures → page.
 
-``page`` holds the command ``report``, ``gallery`` the command ``figure``.
+``page`` is the command ``report``, ``gallery`` the command ``figure``.
 """

@@ -1,4 +1,4 @@
-"""The paper's Figure 1: what SGD believes of the objective at w_t, and what the loss-preserving linearisation believes.
+"""The paper's Figure 1: SGD's model of the objective at w_t, and the model of the loss-preserving linearisation.
 
 A network of one weight with three scores under the multi-class hinge. Every curve and both next iterates come from
 proxsvm: the tangent is the first vertex of the dual, the piecewise linear model is the loss at the linearised scores,

@@ -83,7 +83,7 @@ def errors(title: str, runs: Sequence[Run]) -> Figure:
 
 @STYLE
 def convergence(title: str, runs: Sequence[Run]) -> Figure:
-    """Training loss, in a panel for each kind of loss since their values do not compare, and training error."""
+    """Training loss, in one panel per loss because their values are not comparable, and training error."""
     chosen = choose(runs)
     kinds = {"hinge": ("smooth-hinge", "hinge"), "cross-entropy": ("ce",)}
     shown = {kind: mine for kind, l in kinds.items() if (mine := [c for c in chosen if c.method.loss in l])}
@@ -103,7 +103,7 @@ def convergence(title: str, runs: Sequence[Run]) -> Figure:
 
 @STYLE
 def step_size(title: str, runs: Sequence[Run]) -> Figure:
-    """γη as DFW takes it, beside the staircase that was designed for SGD (the paper's Figure 3)."""
+    """DFW's γη, next to the staircase that was designed for SGD (the paper's Figure 3)."""
     chosen = [c for c in choose(runs) if c.method.optimizer in ("dfw", "multistep", "sgd")]
     figure, (ax,) = panels(1, 3.0)
     for c in chosen:
@@ -133,7 +133,7 @@ def along_eta(runs: Sequence[Run], averaged: bool = False) -> dict[str, list[Can
 
 
 def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], float], **look: Any) -> None:
-    """A value against η; seeds are averaged, what diverged is left out."""
+    """A value against η; seeds are averaged, diverged runs are left out."""
     y = np.array([value(c) for c in line], dtype=float)
     y[~np.isfinite(y)] = np.nan
     constant = any(c.method.optimizer == "sgd" and not c.method.scheduled for c in line)
@@ -197,7 +197,7 @@ def averaging(title: str, runs: Sequence[Run]) -> Figure:
 
 @STYLE
 def gamma(studies: Results) -> Figure:
-    """What γ is worth on each task: validation of the averages with the exact γ and with γ ≡ 1, against η."""
+    """What γ contributes on each task: validation of the averages with the exact γ and with γ ≡ 1, against η."""
     sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
     figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
     rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
@@ -223,7 +223,7 @@ def gamma(studies: Results) -> Figure:
 
 
 def _exact_and_full(ax: Axes, runs: Sequence[Run]) -> None:
-    """Both lines of each loss; γ itself beside the points of the exact one."""
+    """Both lines of each loss; γ itself next to the points of the exact one."""
     for run_loss in dict.fromkeys(run.method.loss for run in runs):
         color = COLORS["adam"] if run_loss == "ce" else COLORS["dfw"]
         for optimizer, ls, what in (("dfw", "-", "γ exact"), ("dfw-full", "--", "γ ≡ 1")):

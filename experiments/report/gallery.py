@@ -1,6 +1,6 @@
 """Draw the figures of the report as PNG files, from the results of the sweeps.
 
-python -m experiments figure --list                       # what can be drawn from the results that are there
+python -m experiments figure --list                       # what can be drawn from the existing results
 python -m experiments figure sensitivity-cifar10
 python -m experiments figure all --out docs/pictures/experiments
 """
@@ -99,19 +99,19 @@ def _identity(run: Run) -> str:
 
 
 CAPTIONS = {
-    "figure-1": "The paper's Figure 1, on a network of one weight under the multi-class hinge. SGD believes in a line; "
+    "figure-1": "The paper's Figure 1, on a network of one weight under the multi-class hinge. SGD's model is a line; "
     "the loss-preserving linearisation keeps the pieces of the loss, and steps closer to the minimum w*. Drawn from "
     "the library's own linearisation and solver, η = 2.2.",
     "errors": "Training and validation error at the chosen setting of each method (the paper's Figure 2). Mean over "
-    "the seeds; the band goes from the least to the greatest.",
+    "the seeds; the band goes from the smallest to the largest.",
     "convergence": "Training loss by epoch. DFW minimises a hinge and most others the cross-entropy: each loss has its "
-    "own panel, and only the training error below compares all.",
-    "step-size": "The step-size that was taken, the mean of each epoch: γη of DFW follows from the data, SGD's "
+    "own panel, and only the training error below is comparable across all.",
+    "step-size": "The step-size, as the mean of each epoch: DFW's γη follows from the data, SGD's "
     "staircase was designed by hand (the paper's Figure 3).",
     "sensitivity": "Validation at the best epoch and training at the last against η, at the best of the other "
     "settings (the paper's Figure 4). Errors above 1.5 times the best are cut.",
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
-    "below, where several decays were tried, DFW with each.",
+    "below, DFW with each decay, where several were tried.",
     "gamma": "Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed). The numbers "
     "are the mean γ of the last epoch; a cross at the top has diverged. Errors have a logarithmic scale. One seed.",
     "regression": "The error by epoch at the chosen setting of each method. Errors above 1.5 times the best are cut.",

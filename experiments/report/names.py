@@ -1,4 +1,4 @@
-"""How optimizers, losses, studies and settings are called in tables and figures."""
+"""The names of optimizers, losses, studies and settings in tables and figures."""
 
 from __future__ import annotations
 

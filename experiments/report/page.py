@@ -1,8 +1,8 @@
 """Write one self-contained HTML page with all tables and figures, from the results of the sweeps.
 
 python -m experiments report                              # out/report.html
-python -m experiments report --markdown cifar10           # a study's table, on the terminal
-python -m experiments report --into docs/reproduction.md  # the tables of that page, anew
+python -m experiments report --markdown cifar10           # print a study's table
+python -m experiments report --into docs/reproduction.md  # rewrite the tables of that page
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from experiments.studies import SMALL
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "docs" / "style" / "scroll.js"  # a hint at tables that are wider than the screen
+SCRIPT = HERE.parents[1] / "docs" / "style" / "scroll.js"  # a scroll hint for tables that are wider than the screen
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure, as the page holds it; half of its pixels, since screens are finer than they say."""
+    """A figure in the page; shown at half its pixels, because screens have a higher resolution than they report."""
 
     name: str
     caption: str
@@ -135,7 +135,7 @@ def _place(study: str) -> tuple[int, str]:
 
 
 def provenance(scales: Scales, command: str) -> list[Table]:
-    """What made the page, and what the runs say of themselves."""
+    """What produced the page, and what the runs recorded about themselves."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "matplotlib", "numpy"))
     made = Table("This page", ["", ""])
     made.rows = [
@@ -159,9 +159,9 @@ def provenance(scales: Scales, command: str) -> list[Table]:
 
 
 def filled(text: str, studies: Results) -> str:
-    """A Markdown text with its tables anew, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``.
+    """A Markdown text with its tables rewritten, each between ``<!-- KIND STUDY -->`` and ``<!-- end -->``.
 
-    A table of a kind in ``TOGETHER`` is of several studies.
+    A table of a kind in ``TOGETHER`` covers several studies.
     """
     marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, *TOGETHER))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
@@ -180,7 +180,7 @@ def _markdown(named: str, studies: Results, kind: str = "study") -> str:
     for name in named.split():
         if name not in studies:
             there = ", ".join(studies)
-            raise SystemExit(f"there are no results of a study named {name!r}; there are those of: {there}")
+            raise SystemExit(f"there are no results of a study named {name!r}; there are results of: {there}")
     if kind in TOGETHER:
         asked = {name: studies[name] for name in named.split()}
         return (study_tables.fixed(asked, studies) if kind == "fixed" else TOGETHER[kind](asked)).markdown()
@@ -210,17 +210,17 @@ def _processor() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which results, and what to make of them."""
+    """Which results, and what to do with them."""
     parser.add_argument(
         "--results",
         type=Path,
         default=Path("experiments/results"),
-        help="holds small/ and paper/; default: %(default)s",
+        help="the folder with small/ and paper/; default: %(default)s",
     )
     parser.add_argument("--out", type=Path, default=Path("out/report.html"), help="default: %(default)s")
     parser.add_argument("--markdown", metavar="STUDY", help="print this study's table instead")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="write the tables anew that a Markdown file shows")
-    parser.add_argument("--scale", choices=["small", "paper"], default="small", help="of --markdown; default: small")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="rewrite the tables of a Markdown file")
+    parser.add_argument("--scale", choices=["small", "paper"], default="small", help="for --markdown; default: small")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The paper's tables in its layouts, what it published and what was obtained side by side."""
+"""The paper's tables in its layouts, with the published and the obtained results next to each other."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SCALE = (
 
 Scales = dict[str, Results]  # "small" -> results, and "paper" -> results where someone has run them
 Found = dict[tuple[Method, bool], Candidate]  # the chosen ones; False: as trained, True: averaged weights
-Columns = list[list[Found]]  # for each published column, what each scale has
+Columns = list[list[Found]]  # for each published column, the results of each scale
 
 
 def cifar(number: int, scales: Scales) -> Table:
-    """Table 1 (without augmentation) or Table 2 (with): an optimizer a row."""
+    """Table 1 (without augmentation) or Table 2 (with): one row per optimizer."""
     data, augment = {1: (published.TABLE_1, False), 2: (published.TABLE_2, True)}[number]
     table = Table(
         f"Table {number}: CIFAR {'with' if augment else 'without'} data augmentation",
@@ -51,7 +51,7 @@ def cifar(number: int, scales: Scales) -> Table:
 
 
 def snli(scales: Scales) -> Table:
-    """Table 3: a loss a row, an optimizer a column."""
+    """Table 3: one row per loss, one column per optimizer."""
     found = {scale: _found(results, "bilstm", "snli") for scale, results in scales.items()}
     keys = _keys([list(found.values())])
     paper = [(name, name == "sgd") for name in (*published.TABLE_3["hinge"], "sgd*")]
@@ -117,7 +117,7 @@ def _in_paper(optimizer: str, loss: str) -> Method:
 
 
 def _runs(results: Results, family: str, dataset: str, augment: bool) -> list[Run]:
-    """The runs of a network family on a data set; of several tasks, those of the one that was run most."""
+    """The runs of a network family on a data set; with several tasks, those of the one with the most runs."""
     mine = [
         run
         for name, runs in results.items()

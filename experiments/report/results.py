@@ -1,4 +1,4 @@
-"""Finished runs, as the sweeps wrote them: JSON lines, one a run, read into small typed records."""
+"""Finished runs, as the sweeps wrote them: JSON lines, one per run, read into small typed records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}  # elsewhere: the accuracy in %
-TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared within one task only
-SIDE_STUDIES = ("sensitivity", "averaging", "fixed", "ablation")  # they ask something else: see is_side
+TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared only within one task
+SIDE_STUDIES = ("sensitivity", "averaging", "fixed", "ablation")  # they answer other questions: see is_side
 NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
 NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where and how it was computed
 
@@ -19,7 +19,7 @@ Setting = tuple[tuple[str, Any], ...]
 
 
 def is_side(study: str) -> bool:
-    """Whether a study has no part in the paper's tables.
+    """Whether a study is not part of the paper's tables.
 
     >>> is_side("fixed-cifar10"), is_side("cifar10-augmented")
     (True, False)
@@ -30,7 +30,7 @@ def is_side(study: str) -> bool:
 class Method(NamedTuple):
     """What a row of a table compares. With and without a schedule are two methods: that is the paper's point.
 
-    ``metric`` and ``average`` (its own) are of proxsvm, and so is ``auto``: η by itself.
+    ``metric``, ``average`` (its own) and ``auto`` (automatic η) are proxsvm's.
     """
 
     optimizer: str
@@ -52,7 +52,7 @@ class Epoch:
     gamma: float  # the mean of the epoch; nan where the optimizer has none
     val: float
     val_averaged: Mapping[str, float]
-    val_averaged_fresh: Mapping[str, float]  # with batch-norm statistics estimated anew; after the last epoch only
+    val_averaged_fresh: Mapping[str, float]  # with re-estimated batch-norm statistics; only after the last epoch
     seconds: float
 
 
@@ -76,12 +76,12 @@ class Run:
 
     @property
     def task(self) -> Setting:
-        """What is learned from what, by which network."""
+        """What is learned from which data, by which network."""
         return tuple((name, self.config.get(name)) for name in TASK)
 
     @property
     def epochs(self) -> int:
-        """The budget: runs of different length are not compared either."""
+        """The budget: runs of different lengths are not compared either."""
         return int(self.config["epochs"])
 
     @property
@@ -118,7 +118,7 @@ Results = dict[str, list[Run]]
 def read(folder: Path) -> Results:
     """The runs of all ``folder/*.jsonl`` by study; a folder that is not there has none.
 
-    Of two lines with the same study and config the later counts.
+    Of two lines with the same study and config the later one counts.
     """
     runs: dict[tuple[str, str], Run] = {}
     for file in sorted(folder.glob("*.jsonl")):

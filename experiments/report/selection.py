@@ -1,4 +1,4 @@
-"""Which setting of each method validation chose, and what it is worth.
+"""Which setting of each method validation chose, and its result.
 
 A sweep tries a grid of settings, often in short runs, and then runs what validation chose to the end, with new seeds
 and the test set. So only the longest runs of a task are compared here. Where these have several settings of a method
@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def eta(self) -> float:
-        """η, the learning rate of the others; ∞ where it is found by itself."""
+        """η, or the learning rate of the others; ∞ where it is automatic."""
         return math.inf if self.method.auto else float(self.runs[0].config["lr"])
 
     @property
@@ -84,12 +84,12 @@ class Candidate:
 
     @property
     def tested(self) -> Candidate:
-        """The runs whose test number was read (all if none was), so that a row speaks of the same seeds throughout."""
+        """The runs whose test number was read (all if none was), so that a row has the same seeds throughout."""
         runs = tuple(run for run in self.runs if self._tested(run) is not None)
         return Candidate(runs or self.runs, self.decay)
 
     def score(self, seeds: set[int]) -> float:
-        """Validation over these seeds, so that higher is better; −∞ for what diverged."""
+        """Validation over these seeds, so that higher is better; −∞ for diverged runs."""
         value = mean(self._value(run) for run in self.runs if run.config["seed"] in seeds)
         return -math.inf if math.isnan(value) else -value if self.runs[0].lower_is_better else value
 
@@ -128,7 +128,7 @@ def choose(runs: Iterable[Run], averaged: bool = False) -> list[Candidate]:
 
 
 def preferred(candidate: Candidate, runs: Iterable[Run]) -> Candidate | None:
-    """What the grid of the same method prefers, where that is another setting than the one that was run to the end."""
+    """What the grid of the same method prefers, where that is not the setting that was run to the end."""
     mine = [run for run in grid(runs) if run.method == candidate.method]
     pool = candidates(mine, averaged=candidate.decay is not None)
     top = best(pool) if pool else None
@@ -156,9 +156,9 @@ def grid(runs: Iterable[Run]) -> list[Run]:
 
 
 def best(group: Sequence[Candidate]) -> Candidate:
-    """The candidate of the best validation value on the seeds that all have, or on their own where they share none.
+    """The candidate with the best validation value on the seeds that all have, or on their own where they share none.
 
-    Of equal ones, that whose test number was read.
+    Of equal ones, the one whose test number was read.
     """
     seeds = [{run.config["seed"] for run in candidate.runs} for candidate in group]
     shared = set.intersection(*seeds)

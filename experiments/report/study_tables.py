@@ -72,7 +72,7 @@ def _study_rows(chosen: list[Candidate], pool: list[Candidate]) -> list[list[str
 
 
 def every_setting(name: str, runs: Sequence[Run]) -> Table:
-    """All that was tried in a study."""
+    """Everything that was tried in a study."""
     value = runs[0].unit
     table = Table(
         f"{names.study(name)}: every setting",
@@ -99,7 +99,7 @@ def every_setting(name: str, runs: Sequence[Run]) -> Table:
 
 
 def averages(name: str, runs: Sequence[Run]) -> Table:
-    """The weights as they come and every average of them, at every setting that was run to the end."""
+    """The last weights and every average of them, at every setting that was run to the end."""
     length = max(run.epochs for run in runs)
     runs = [run for run in runs if run.epochs == length]
     forms = sorted({form for run in runs for form in run.last.val_averaged}, key=Fraction)
@@ -140,7 +140,7 @@ def beside(studies: Results) -> Table:
 def fixed(studies: Results, tuned: Results | None = None) -> Table:
     """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
 
-    A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 less its
+    A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 minus its
     accuracy, over those of the best row. The last row is the best of the peers in the ``tuned`` study of each task.
     """
     tasks = [name.removeprefix("fixed-") for name in studies]
@@ -195,7 +195,7 @@ def _cell(value: float, lower: bool) -> str:
 
 
 def ablation(studies: Results) -> Table:
-    """What γ is worth: the validation value with it and without (γ ≡ 1), with three inner steps, and averages of each.
+    """What γ adds: the validation value with it and without (γ ≡ 1), with three inner steps, and averages of each.
 
     One row per task, loss, metric and η.
     """
@@ -237,7 +237,7 @@ def _anew(runs: Sequence[Run]) -> str:
 
 
 def claims(results: Results) -> Table:
-    """What the paper claims of DFW, as differences in test accuracy."""
+    """What the paper claims about DFW, as differences in test accuracy."""
     table = Table(
         "The paper's claims",
         ["study", "DFW", "best adaptive", "DFW − adaptive", "SGD, schedule", "DFW − SGD", "DFW + average"],

@@ -54,7 +54,7 @@ def panels(count: int, height: float = 2.7) -> tuple[Figure, list[Axes]]:
 
 
 def style(candidate: Candidate) -> dict[str, Any]:
-    """A colour for each optimizer; SGD without its schedule is dotted, DFW is drawn over all others."""
+    """A colour for each optimizer; SGD without its schedule is dotted, DFW is drawn on top of all others."""
     method = candidate.method
     constant = method.optimizer == "sgd" and not method.scheduled
     first = method.optimizer == "dfw"
@@ -81,7 +81,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **look: Any) -> None:
-    """The mean over the seeds, and a band from the least to the greatest."""
+    """The mean over the seeds, and a band from the smallest to the largest."""
     epochs = range(min(len(run.curve) for run in candidate.runs))
     seeds = np.array([[value(run.curve[k]) for k in epochs] for run in candidate.runs], dtype=float)
     seeds[~np.isfinite(seeds)] = np.nan
@@ -92,14 +92,14 @@ def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **l
 
 
 def by_epoch(*axes: Axes) -> None:
-    """Whole numbers along the bottom, and a name for them under the lowest panel."""
+    """Integers along the bottom, and a label for them under the lowest panel."""
     for ax in axes:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].set_xlabel("epoch")
 
 
 def cut(axes: Axes, values: Iterable[float]) -> None:
-    """End the axis at one and a half of the least value: errors that exploded leave the picture."""
+    """End the axis at 1.5 times the smallest value: errors that exploded are cut off."""
     finite = [value for value in values if np.isfinite(value)]
     if finite and axes.get_ylim()[1] > 1.5 * min(finite):
         axes.set_ylim(top=1.5 * min(finite))

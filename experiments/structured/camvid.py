@@ -1,4 +1,4 @@
-"""CamVid, road against the rest: a small convolutional network; pixels by themselves, a grid, and the Jaccard index.
+"""CamVid, road against the rest: a small convolutional network; separate pixels, a grid, and the Jaccard index.
 
     python -m experiments.structured.camvid --data DIR       # two seeds; about 20 minutes on one core
 
@@ -76,7 +76,7 @@ class Network(nn.Module):
 
 
 class PixelHinge(MultiClassHinge):
-    """Each known pixel by itself, as two classes: the pairwise scores are not used."""
+    """Each known pixel separately, as two classes: the pairwise scores are not used."""
 
     def prepare(self, scores: Any, target: Any) -> Any:
         unary, known = scores[0], target[1]
@@ -85,7 +85,7 @@ class PixelHinge(MultiClassHinge):
 
 
 class PixelCrossEntropy(BinaryCrossEntropy):
-    """The same, by its likelihood."""
+    """The same, with its likelihood."""
 
     def prepare(self, scores: Any, target: Any) -> Any:
         return super().prepare(scores[0][target[1]], target[0][target[1]])
@@ -99,7 +99,7 @@ class RoadLovaszHinge(LovaszHinge):
 
 
 def cross_entropy(scores: tuple[Tensor, ...], target: tuple[Tensor, Tensor]) -> Tensor:
-    """Each known pixel by itself."""
+    """Each known pixel separately."""
     return F.binary_cross_entropy_with_logits(scores[0][target[1]], target[0][target[1]].to(scores[0]))
 
 
@@ -184,7 +184,7 @@ def run(method: str, data: dict[str, Frames], epochs: int, fast_cut: bool, weigh
 
 
 def draw(frames: Frames, found: dict[str, Tensor], path: Path) -> None:
-    """Three test frames, the truth, and what each method says."""
+    """Three test frames, the truth, and the prediction of each method."""
     import matplotlib
 
     matplotlib.use("Agg")

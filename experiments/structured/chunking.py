@@ -38,7 +38,7 @@ class Sentence(NamedTuple):
 
 
 def read(path: Path) -> list[Sentence]:
-    """The sentences of a file in the official format: a line a word, an empty line between sentences."""
+    """The sentences of a file in the official format: one word per line, an empty line between sentences."""
     blocks = path.read_text(encoding="utf-8").split("\n\n")
     rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
     return [Sentence(*(list(column) for column in zip(*block, strict=True))) for block in rows if block]
@@ -92,7 +92,7 @@ def collate(encoded: list[tuple[Tensor, ...]]) -> Batch:
 
 
 def batches(encoded: list[tuple[Tensor, ...]], size: int = 32, pool: int = 20) -> list[list[int]]:
-    """Random batches of sentences of about one length: each pool of sentences is sorted before it is cut."""
+    """Random batches of sentences of similar length: each pool of sentences is sorted before it is split."""
     found: list[list[int]] = []
     for chosen in torch.randperm(len(encoded)).split(size * pool):
         in_order = sorted(chosen.tolist(), key=lambda i: len(encoded[i][0]))

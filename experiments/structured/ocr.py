@@ -95,7 +95,7 @@ class ConvNet(nn.Module):
 
 @torch.no_grad()
 def errors(scores: Callable[[Tensor], tuple[Tensor, Tensor]], words: Words) -> dict[str, float]:
-    """The shares of wrong letters and of words with a wrong letter, in percent."""
+    """The fractions of wrong letters and of words with a wrong letter, in percent."""
     letters = wrong_words = 0
     for at in torch.arange(len(words.x)).split(500):
         batch = words[at]
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--protocols", nargs="+", default=["small", "large"], choices=["small", "large"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--epochs", type=int, nargs=2, default=[30, 6], metavar=("SMALL", "LARGE"))
-    parser.add_argument("--decay", type=float, default=0.01, help="λ, of a word")
+    parser.add_argument("--decay", type=float, default=0.01, help="λ for a word")
     parser.add_argument("--tol", type=float, default=1e-3, help="the certified relative gap of the solved SVM")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/ocr.png"))
     parser.add_argument("--tune", action="store_true", help="only try the settings, on words held out of fold 0")

@@ -13,7 +13,7 @@ import torch
 
 
 class Runs:
-    """Finished runs as JSON lines; one that is already there is not run again, so a stopped experiment goes on."""
+    """Finished runs as JSON lines; an existing one is not repeated, so a stopped experiment can be resumed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,9 +38,9 @@ class Runs:
 
 
 def arguments(description: str, name: str) -> argparse.ArgumentParser:
-    """The command line that all share."""
+    """The command-line options that all share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the data set lies")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of the data set")
     parser.add_argument("--results", type=Path, default=Path(f"experiments/results/{name}.jsonl"))
     return parser
 
@@ -48,5 +48,5 @@ def arguments(description: str, name: str) -> argparse.ArgumentParser:
 def need(path: Path, how: str) -> Path:
     """``path``, or an error that says how to get it."""
     if not path.exists():
-        raise SystemExit(f"{path} is not there. {how} Then pass its folder: --data DIR")
+        raise SystemExit(f"{path} is missing. {how} Then pass its folder: --data DIR")
     return path

@@ -1,4 +1,4 @@
-"""CoNLL-2000 as a multi-label set: which kinds of chunks are in a sentence, told from its words.
+"""CoNLL-2000 as a multi-label set: which kinds of chunks are in a sentence, predicted from its words.
 
     python -m experiments.structured.sentences --data DIR    # two seeds, two η; some minutes on one core
 
@@ -131,7 +131,7 @@ def run(
 
 
 def table(done: list[dict[str, Any]]) -> str:
-    """The results in Markdown: of each method those of the η that is best on the validation sentences."""
+    """The results in Markdown: for each method those of the η that is best on the validation sentences."""
     lines = ["| method | η | mean average precision, test: mean (each seed) | validation |", "|---|---|---|---|"]
     for method, title in METHODS.items():
         rows = [r for r in done if r["config"]["method"] == method]

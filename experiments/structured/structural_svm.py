@@ -5,7 +5,7 @@
 is the proximal problem at w_t = 0 with η = 1/λ on the whole training set. Block-coordinate Frank-Wolfe
 (Lacoste-Julien et al., ICML 2013) with a working set of labellings for each word and pairwise steps on it: a block is
 a mini-batch of words, each word moves from its worst active labelling to its best one, and the steps of a block are
-found together, as a small quadratic programme over a box.
+found together, as a small quadratic program over a box.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ChainSVM:
         return (node * real).sum(-1) + (edge * real[..., 1:]).sum(-1)
 
     def features(self, block: Tensor, labelling: Tensor) -> Tensor:
-        """Jᵀφ(ȳ) of one labelling ``[m, T]`` a word, as ``[m, P]``."""
+        """Jᵀφ(ȳ) of one labelling ``[m, T]`` per word, as ``[m, P]``."""
         return self.mean_features(block, labelling[:, None], torch.ones(len(block), 1, dtype=torch.double))
 
     def mean_features(self, block: Tensor, labelling: Tensor, alpha: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ChainSVM:
         return torch.cat([(self.x[block].transpose(1, 2) @ node.view(m, T, K)).flatten(1), edge], 1)
 
     def ask_oracle(self, block: Tensor) -> None:
-        """Put each word's loss-augmented labelling into its working set, in the place of an unused one."""
+        """Put each word's loss-augmented labelling into its working set, replacing an unused one."""
         found = self.loss.decode(self.scores(block), (self.labels[block], self.lengths[block]))
         value = self.value(block, self.atoms[block])
         place = torch.where(self.alpha[block] > 0, torch.inf, value).argmin(1)

@@ -66,7 +66,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if not (self.solver is None or isinstance(self.solver, BlockFW)):
             raise TypeError(
                 f"solver is {self.solver!r}; expected a proxsvm.solvers.BlockFW, or None. Its tol, max_passes and seed "
-                "are those of the estimator. For another solver make the problem with ProxProblem.from_features"
+                "are those of the estimator. For another solver build the problem with ProxProblem.from_features"
             )
         if not (self.loss is None or isinstance(self.loss, ConvexLoss)):
             raise TypeError(f"loss is a {type(self.loss).__name__}; expected a loss of proxsvm.losses, or None")
@@ -79,7 +79,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         return validation.validate_data(self, X, *y, reset=bool(y), **checks)
 
     def _solve(self, loss: ConvexLoss, X: Any, target: Array, sample_weight: Any) -> Array:
-        """The weights, ``[*out, F]``, without the column of the intercept; sets what was learnt."""
+        """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
         omega = None
         if sample_weight is not None:
@@ -123,7 +123,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         return w
 
     def _start(self, problem: ProxProblem, target: Array) -> Atom | None:
-        """The last fit's dual point, if it is one of this problem too; another loss may have another hull."""
+        """The last fit's dual point, if it is also one of this problem; another loss may have another hull."""
         if not (self.warm_start and hasattr(self, "_before")):
             return None
         atom, of_target, of_loss = self._before
@@ -148,10 +148,10 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def _fingerprint(loss: ConvexLoss) -> bytes | None:
-    """What tells a loss and its options from others; None if it cannot be told."""
+    """What distinguishes a loss and its options from others; None if that is unknown."""
     try:
         return pickle.dumps(loss)
-    except Exception:  # a user's loss may hold anything
+    except Exception:  # a user's loss may contain anything
         return None
 
 

@@ -28,7 +28,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
         intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
-        warm_start: begin at the last dual solution, if it is one of this problem too (the same targets, and a loss with
+        warm_start: start from the last dual solution, if it is feasible here (the same targets, and a loss with
             the same dual): for a path of C.
         random_state: of the order of the samples.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
@@ -43,7 +43,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
         """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``.
 
-        ``sample_weight``: ``[n]``; sample i has C·ω_i for its C. 0 leaves it out, 2 is the sample twice.
+        ``sample_weight``: ``[n]``; sample i has C·ω_i as its C. 0 leaves it out, 2 counts it twice.
         """
         self._check_options()
         X, y = self._check_data(X, y)
@@ -55,7 +55,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 f"{self.classes_[0]!r}"
             )
         w = self._solve(self.loss or MultiClassHinge(), X, target, sample_weight)
-        if len(self.classes_) == 2:  # one vector tells two classes apart
+        if len(self.classes_) == 2:  # one vector separates two classes
             w, self.intercept_ = w[1:] - w[:1], self.intercept_[1:] - self.intercept_[:1]
         self.coef_ = w
         return self
@@ -66,7 +66,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
-        """The class of the largest score."""
+        """The class with the largest score."""
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
         labels: Array = self.classes_[best]

@@ -27,7 +27,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
         intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
-        warm_start: begin at the last dual solution, if it is one of this problem too (the same targets, and a loss with
+        warm_start: start from the last dual solution, if it is feasible here (the same targets, and a loss with
             the same dual): for a path of C.
         random_state: of the order of the samples.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
@@ -69,7 +69,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.
 
-        ``sample_weight``: ``[n]``; sample i has C·ω_i for its C. 0 leaves it out, 2 is the sample twice.
+        ``sample_weight``: ``[n]``; sample i has C·ω_i as its C. 0 leaves it out, 2 counts it twice.
         """
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)

@@ -13,8 +13,8 @@ from proxsvm.losses.base import Scores
 class LinearMap(ABC):
     """d ↦ J d, from displacements of the parameters to changes of the scores, around ``scores`` at ``params``.
 
-    ``features``: of a linear model, ``[n, F]``, whose J they are; None for a network. A solver that can work on them
-    asks for them.
+    ``features``: for a linear model ``[n, F]``, which are its J; None for a network. A solver that can work on them
+    uses them.
     """
 
     features: Tensor | None = None

@@ -1,8 +1,8 @@
-"""Convolutions and batch norms whose jvp costs what their backward pass costs.
+"""Convolutions and batch norms whose jvp costs as much as their backward pass.
 
-A multi-step solver differentiates twice. For that torch's double backward of a convolution makes twice the convolutions
-that a jvp needs, because it also differentiates by the input and the weight; that of batch norm is a chain of a dozen
-passes over the activations. What a linearisation asks for is less: the transpose of the backward pass,
+A multi-step solver differentiates twice. Torch's double backward of a convolution then runs twice the convolutions
+that a jvp needs, because it also differentiates with respect to input and weight; that of batch norm is a dozen
+passes over the activations. A linearisation needs less: the transpose of the backward pass,
 
     convolution:    (t_x, t_w, t_b)  ↦  t_x ∗ w + x ∗ t_w + t_b
     batch norm:     (t_x, t_w, t_b)  ↦  J t_x + x̂ t_w + t_b
@@ -20,10 +20,10 @@ from torch.autograd.function import once_differentiable
 
 
 def cheap_jvp(model: nn.Module) -> nn.Module:
-    """Let the convolutions and batch norms of ``model`` be linearised cheaply, in place; the numbers stay the same.
+    """Make the convolutions and batch norms of ``model`` cheap to linearise, in place; the numbers stay the same.
 
-    For training with the solvers that take several steps. What is lost are second derivatives beyond the
-    linearisation, such as a gradient penalty's: they raise an error.
+    For training with multi-step solvers. What is lost are second derivatives beyond the
+    linearisation, such as those of a gradient penalty: they raise an error.
 
     >>> model = cheap_jvp(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     >>> isinstance(model[1], nn.BatchNorm2d), sorted(model.state_dict())[:2]
@@ -38,7 +38,7 @@ def cheap_jvp(model: nn.Module) -> nn.Module:
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         plain = self.momentum is None or self.weight is None or x.dtype not in (torch.float32, torch.float64)
-        single = x.numel() == self.num_features  # one value per channel has no variance: torch's error
+        single = x.numel() == self.num_features  # one value per channel has no variance: torch raises
         if not self.training or plain or single:
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
@@ -163,7 +163,7 @@ class _NormaliseBack(torch.autograd.Function):
 
 
 class _Held(torch.autograd.Function):
-    """The identity, where the linearisation holds a value fixed."""
+    """The identity, where the linearisation keeps a value fixed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class _Held(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         raise RuntimeError(
             "a layer after cheap_jvp(model) has no second derivatives beyond the linearisation that proxsvm's solvers "
-            "ask for; use the model without cheap_jvp where you need them"
+            "need; use the model without cheap_jvp where you need more"
         )
 
 

@@ -58,7 +58,7 @@ def linear(
     """The parts of a linear model's proximal problem, checked; see ``ProxProblem.from_features``."""
     X, y = as_features(features), torch.as_tensor(target)
     if len(y) != len(X):
-        raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected as many")
+        raise ValueError(f"features have {len(X)} rows, but there are {len(y)} targets; expected one target per row")
     y = y.to(X.device)
     if weight is None:
         out = y.shape[1:] if y.is_floating_point() else (int(y.max()) + 1,)
@@ -85,7 +85,7 @@ def as_features(features: Any) -> Tensor:
     if hasattr(features, "tocsr"):  # SciPy
         csr = features.tocsr()
         if not csr.has_canonical_format:
-            csr = csr.copy()  # it may be the caller's own, and the sum is in place
+            csr = csr.copy()  # it may be the caller's, and the sum is in place
             csr.sum_duplicates()
         starts, columns, values = (torch.as_tensor(x) for x in (csr.indptr, csr.indices, csr.data))
         tensor = _csr(starts, columns, values, csr.shape)
@@ -104,7 +104,7 @@ def as_features(features: Any) -> Tensor:
 
 
 def _transposed(X: Tensor) -> Tensor:
-    """Xᵀ; of sparse features as CSR again, which is what multiplies fast."""
+    """Xᵀ; for sparse features as CSR again, for fast products."""
     if X.layout is torch.strided:
         return X.t()
     n, F = X.shape
@@ -115,7 +115,7 @@ def _transposed(X: Tensor) -> Tensor:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
-    small = max(len(values), *shape) < 2**31  # four bytes per index, which is also what the fast products take
+    small = max(len(values), *shape) < 2**31  # four bytes per index, which the fast products also need
     index = torch.int32 if small else torch.int64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns once that CSR is in beta

@@ -1,9 +1,9 @@
-"""The network around w_t is its Jacobian, and the retained graph of one forward pass is all it takes.
+"""The network around w_t as its Jacobian, from the retained graph of one forward pass.
 
     vjp(s) = Jᵀ s      one backward pass
     jvp(d) = J d       a backward pass through the backward pass
 
-No second forward pass: dropout masks and batch-norm statistics are those of the one that made the scores.
+No second forward pass: dropout masks and batch-norm statistics are those of the one that computed the scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Linearization(LinearMap):
     """The linear map d ↦ J d from displacements of the parameters to changes of the scores.
 
     Args:
-        scores: a tensor or a tuple of tensors, made from ``params``, with their graph.
+        scores: a tensor or a tuple of tensors, computed from ``params``, with their graph.
         params: the parameters, each requiring a gradient.
 
     >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -51,14 +51,14 @@ class Linearization(LinearMap):
                 "[p for p in params if p.requires_grad]"
             )
         super().__init__(scores, params)
-        self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, made when needed
+        self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, created when needed
         self._g: tuple[Tensor, ...] = ()
 
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
         """Jᵀ s, one tensor per parameter; ``s`` has the structure of the scores.
 
-        With ``reuse`` this backward pass is recorded and serves later calls of :meth:`jvp`, which would else begin
-        with one of their own: for solvers that are going to need both.
+        With ``reuse`` this backward pass is recorded and used by later calls of :meth:`jvp`, which would else start
+        with one of their own: for solvers that need both.
         """
         if reuse and self._v is None:
             self._record(tuple(x.detach().to(u.dtype) for u, x in zip(parts(self.scores), parts(s), strict=True)))
@@ -73,7 +73,7 @@ class Linearization(LinearMap):
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """J d, with the structure of the scores; ``d`` has one tensor per parameter.
 
-        g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is made once and kept.
+        g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is built once and kept.
         """
         if self._v is None:
             self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
@@ -92,7 +92,7 @@ class Linearization(LinearMap):
         )
 
     def _record(self, at: tuple[Tensor, ...]) -> None:
-        """Make v = ``at`` and the graph of g(v) = Jᵀ v."""
+        """Build v = ``at`` and the graph of g(v) = Jᵀ v."""
         with torch.enable_grad(), _explained():
             v = tuple(x.clone().requires_grad_() for x in at)
             used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
@@ -109,7 +109,7 @@ class Linearization(LinearMap):
     def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems.
 
-        ``chunk`` rows at a time are taken in one batched backward pass; where an operation of the network does not
+        ``chunk`` rows at a time are computed in one batched backward pass; where an operation of the network does not
         support that, one by one.
         """
         rows, batched = [], True
@@ -129,7 +129,7 @@ class Linearization(LinearMap):
         return torch.cat(rows)
 
     def _batched_vjp(self, s: Sequence[Tensor]) -> Tensor | None:
-        """Jᵀ s for a batch of them, ``[b, P]``; None where vmap has no rule for an operation."""
+        """Jᵀ s for a batch of s, ``[b, P]``; None where vmap has no rule for an operation."""
         used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
         try:
             with warnings.catch_warnings():
@@ -171,7 +171,7 @@ def leaves(scores: Scores) -> set[int]:
 def reaches(value: Tensor, ids: Set[int]) -> bool:
     """Whether a backward pass from ``value`` may give a gradient to a tensor with one of these ids.
 
-    The search ends at the first one, which is near for the parameters of a network's last layer. What hides its
+    The search ends at the first one, which is close for the parameters of a network's last layer. What hides its
     parameters from the graph, reentrant checkpointing, may reach anything.
 
     >>> w = torch.ones(2, requires_grad=True)
@@ -209,13 +209,13 @@ def _explained() -> Iterator[None]:
         text = str(error)
         if "second time" in text:
             hint = (
-                "the graph of the scores has been freed: do not call backward() on the loss before, the solver "
+                "the graph of the scores has been freed: do not call backward() on the loss first, the solver "
                 "differentiates by itself. (A closure that calls backward(), as trainers write it, must call the "
                 "optimizer's own criterion, optimizer.loss: a copy, as sklearn.clone and skorch make one, is not "
                 "watched)"
             )
         elif "modified by an inplace operation" in text:
-            hint = "the parameters changed after the scores were computed: build the problem anew after every step"
+            hint = "the parameters changed after the scores were computed: build a new problem after every step"
         elif "double backward" in text or "not implemented" in text or "derivative for" in text:
             hint = (
                 "a multi-step solver differentiates twice, which a fused operation of this network cannot do. "

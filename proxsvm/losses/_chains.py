@@ -1,4 +1,4 @@
-"""The input of the losses over chains, brought to the standard form."""
+"""The input of the losses over chains, converted to the standard form."""
 
 from __future__ import annotations
 

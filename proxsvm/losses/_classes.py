@@ -18,7 +18,7 @@ from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
 MATHEMATICS = frozenset(
     ("oracle", "hull", "smoothed", "direction", "formula", "prepare", "weights", "coefficients", "lower_bound")
 )
-MASKED = -1e7  # for −∞: so low that the class is never chosen, and no more, because a QP loses digits to large numbers
+MASKED = -1e7  # for −∞: so low that the class is never chosen, but no lower, because a QP loses digits to large numbers
 
 
 class ClassLoss(ConvexLoss):
@@ -48,11 +48,11 @@ class ClassLoss(ConvexLoss):
     # The compiled loop.
 
     def row_kernel(self) -> Kind | None:
-        """The row of the compiled loop that computes this loss, with the options that it has; None if there is none."""
+        """The row of the compiled loop that computes this loss with its options; None if there is none."""
         return None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass with mathematics of its own has no compiled loop, unless it names one."""
+        """A subclass with its own formulas has no compiled loop, unless it names one."""
         super().__init_subclass__(**options)
         if "row_kernel" not in vars(cls) and not MATHEMATICS.isdisjoint(vars(cls)):
             cls.row_kernel = ClassLoss.row_kernel  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ class ClassLoss(ConvexLoss):
         return None
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
-        """As every loss; by the compiled loop where that can take the input."""
+        """As for every loss; with the compiled loop where that supports the input."""
         loops = sample_weight is None and self.reduction != "none"
         value = compiled_value(self, scores, target) if loops else None
         if value is not None:
@@ -112,7 +112,7 @@ class ClassLoss(ConvexLoss):
         return self._unmasked(scores, y), y
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
-        """Class probabilities as ``[n, K]``; a loss that has a meaning for them writes it."""
+        """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""
         raise TypeError(
             f"{type(self).__name__} got a target of {target.dtype}; expected class indices (torch.long). For one-hot "
             "targets pass target.argmax(1); for class probabilities use CrossEntropy; for mixup add two losses, "
@@ -120,20 +120,20 @@ class ClassLoss(ConvexLoss):
         )
 
     def _unmasked(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Scores of −∞ made so low that their classes are never chosen, but for the true ones: 0 · ∞ would be NaN."""
+        """Scores of −∞ as very low finite ones, except for the true classes: 0 · ∞ would be NaN."""
         u = scores.detach()
         if readable(u) and number(u.amin()) != -torch.inf:
             return scores
         return scores.masked_fill(self._masked(u, target), MASKED)
 
     def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Which scores are −∞, but for the true classes."""
+        """Which scores are −∞, except for the true classes."""
         hidden = scores == -torch.inf
         ignored = hidden & (target == self.ignore_index)[:, None]
         return hidden.scatter(1, self.classes(scores, target)[:, None], 0) | ignored
 
     def classes(self, scores: Tensor, target: Tensor) -> Tensor:
-        """y as an index of every sample, also of those that are ignored."""
+        """y as a valid index for every sample, ignored ones included."""
         return target.clamp(0, scores.shape[1] - 1)
 
     def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -147,7 +147,7 @@ class ClassLoss(ConvexLoss):
         return each, each
 
     def extra_repr(self) -> str:
-        """With what counts, where that is not everything."""
+        """With the weights and the ignored index, where they are set."""
         weight = "" if self.weight is None else f"weight={tuple(self.weight.shape)}, "
         ignore = "" if self.ignore_index == -100 else f"ignore_index={self.ignore_index}, "
         return weight + ignore + super().extra_repr()
@@ -156,7 +156,7 @@ class ClassLoss(ConvexLoss):
 def as_cost(cost: Tensor) -> Tensor:
     """Δ as a ``[K, K]`` matrix indexed (predicted, true), checked: finite, non-negative, and Δ(y, y) = 0.
 
-    >>> as_cost(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))[0, 1]        # to say 0 where 1 is true costs 2
+    >>> as_cost(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))[0, 1]        # predicting 0 where 1 is true costs 2
     tensor(2.)
     """
     cost = torch.as_tensor(cost)

@@ -1,7 +1,7 @@
-"""The value of a class loss by the kernels that can take its input: numba's loop, Triton's, or a few calls of torch.
+"""The value of a class loss, with the kernel that supports its input: numba's loop, Triton's, or a few torch calls.
 
-On the CPU the loop saves some thirty calls of torch, which are most of the time of a small batch, and on a large one
-all memory but the gradient's own: it writes p s where the gradient will be, row by row, while the row is in the cache.
+On the CPU the loop saves some thirty torch calls, which take most of the time of a small batch, and on a large one
+all memory except the gradient's: it writes p s into the gradient's buffer, row by row, while the row is in the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def compiled_value(loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor | None:
-    """The loss value; None where no kernel can take the input, and the base class does, or says what is wrong.
+    """The loss value; None where no kernel supports the input: the base class computes it, or says what is wrong.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> compiled_value(MultiClassHinge(), torch.zeros(1, 2), torch.tensor([2]))       # there is no class 2
@@ -74,7 +74,7 @@ def _by_torch(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weigh
 
 
 def _with_origin(value: Tensor, loss: ClassLoss, scores: Tensor, target: Tensor) -> Tensor:
-    """The value, with an origin whose sample weights are computed when they are asked for."""
+    """The value, with an origin whose sample weights are computed when they are needed."""
     if value.requires_grad:
         origin = Origin(loss, scores, target, lambda: loss.coefficients(scores, target, None))
         value.origin = origin  # type: ignore[attr-defined]
@@ -82,9 +82,9 @@ def _with_origin(value: Tensor, loss: ClassLoss, scores: Tensor, target: Tensor)
 
 
 class _Value(torch.autograd.Function):
-    """Σ p b, whose gradient in the scores is p s: made already, and given away in the last backward pass.
+    """Σ p b, whose gradient in the scores is p s: computed already, and handed over in the last backward pass.
 
-    ``formula`` computes the value from the scores by operations that autograd knows: a gradient that is itself
+    ``formula`` computes the value from the scores with operations that autograd knows: a gradient that is itself
     differentiated goes through it. None for a piecewise-linear loss, whose s does not change.
     """
 
@@ -109,7 +109,7 @@ class _Value(torch.autograd.Function):
 
 
 def _is_last(grad: Tensor) -> bool:
-    """Whether a backward pass is the last on its graph, with one ``grad`` whose memory can be read as it is."""
+    """Whether a backward pass is the last on its graph, with one ``grad`` whose memory can be read directly."""
     try:
         kept = torch._C._autograd._get_current_graph_task_keep_graph()
         batched = torch._C._functorch.is_legacy_batchedtensor(grad)

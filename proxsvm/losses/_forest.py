@@ -1,7 +1,7 @@
 """Labellings of forests: the standard form that all losses over chains and trees share, and the checks of their input.
 
-A score of −inf forbids a label or a transition. The prepared scores hold :data:`FORBIDDEN` instead, which no labelling
-that is allowed can lose against, and whose product with an indicator of 0 is 0 and not NaN.
+A score of −inf forbids a label or a transition. The prepared scores contain :data:`FORBIDDEN` instead, which is lower
+than the score of any allowed labelling, and whose product with an indicator of 0 is 0 and not NaN.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ForestScores: TypeAlias = "tuple[Tensor, Tensor]"
 class Forest(NamedTuple):
     """A labelling of B forests in the standard form of :mod:`proxsvm.losses._max_sum`, with one root.
 
-    ``nodes`` and ``edges`` are False on padding, where features and costs are zero. A second root hangs from an edge
-    that is padding.
+    ``nodes`` and ``edges`` are False on padding, where features and costs are zero. The edge into a second root is
+    padding.
     """
 
     labels: Tensor  # [B, V]
@@ -37,7 +37,7 @@ class Forest(NamedTuple):
 
     @property
     def links(self) -> Tensor | None:
-        """The parents, as :mod:`proxsvm.losses._max_sum` takes them."""
+        """The parents, as :mod:`proxsvm.losses._max_sum` expects them."""
         return None if self.is_chain else self.parents
 
     def in_input_order(self, x: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def silenced(scores: ForestScores, forest: Forest) -> ForestScores:
 
 
 def relative_scores(scores: ForestScores, forest: Forest) -> tuple[ForestScores, Tensor]:
-    """The scores for inference, relative to those of y, so that large ones do not cancel; and what y has then, ``[B]``.
+    """The scores for inference, relative to those of y, so that large ones do not cancel; and the score of y, ``[B]``.
 
-    Every node loses the scores of its true label and of the edge into it: y has 0 then, or −∞ where it is forbidden.
+    At every node the scores of the true label and of the edge into it are subtracted: y has 0, or −∞ if forbidden.
     """
     unary, pairwise = _centred(*silenced(scores, forest), forest)
     at_node, at_edge = true_scores((unary, pairwise), forest)
@@ -144,7 +144,7 @@ def _pairs(forest: Forest, K: int) -> Tensor:
 
 
 def _padded(mask: Tensor) -> bool:
-    """Whether there may be padding: a mask that is one True, expanded, has none, which is known without reading it."""
+    """Whether there may be padding: a mask that is a single True, expanded, has none, without reading it."""
     return any(mask.stride())
 
 
@@ -152,7 +152,7 @@ def _padded(mask: Tensor) -> bool:
 
 
 def check_scores(name: str, scores: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The unary scores ``[B, V, K]``, the pairwise ones in the same dtype, and what else is given.
+    """The unary scores ``[B, V, K]``, the pairwise ones in the same dtype, and any other input.
 
     −inf becomes :data:`FORBIDDEN`; NaN and +inf stay, and make the loss NaN. Half precision becomes float32.
     """

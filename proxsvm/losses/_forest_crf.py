@@ -16,7 +16,7 @@ from proxsvm.losses.base import Atom, ConvexLoss
 
 
 class ForestCRF(ConvexLoss):
-    """−log p(y) over forests; a subclass writes ``_arrange`` and its public ``decode`` and ``marginals``.
+    """−log p(y) over forests; a subclass defines ``_arrange`` and its public ``decode`` and ``marginals``.
 
     Prepared scores are (unary ``[B, V, K]``, pairwise ``[B, V - 1, K, K]``), a prepared target is a :class:`Forest`.
     """
@@ -26,7 +26,7 @@ class ForestCRF(ConvexLoss):
         """Scores and target in the standard form, checked."""
 
     def prepare(self, scores: Any, target: Any) -> tuple[ForestScores, Forest]:
-        """Check everything, and bring it to the standard form."""
+        """Check everything, and convert it to the standard form."""
         return (scores, target) if isinstance(target, Forest) else self._arrange(scores, target)
 
     def oracle(self, scores: ForestScores, target: Forest) -> Atom:
@@ -42,7 +42,7 @@ class ForestCRF(ConvexLoss):
         return Flow(target.nodes, target.edges, target.parents, features(target, scores), allowed(scores))
 
     def _marginals(self, scores: ForestScores, forest: Forest) -> tuple[Tensor, Tensor]:
-        """p of every node's label and of every edge's pair, in the order of the input; an edge stands at its child."""
+        """p of every node's label and of every edge's pair, in the input's order; an edge has its child's index."""
         with torch.no_grad():
             _, node, edge = sum_product(*silenced(scores, forest), forest.links)
             edge = edge * forest.edges[..., None, None]

@@ -26,7 +26,7 @@ from proxsvm.losses.structured_hinge import StructuredHinge
 
 
 class ForestHinge(StructuredHinge):
-    """The structured hinge over forests; a subclass writes ``_arrange`` and ``decode``.
+    """The structured hinge over forests; a subclass defines ``_arrange`` and ``decode``.
 
     Prepared scores are (unary ``[B, V, K]``, pairwise ``[B, V - 1, K, K]``), a prepared target is a :class:`Forest`.
     """
@@ -50,9 +50,9 @@ class ForestHinge(StructuredHinge):
         """Scores and target in the standard form, checked."""
 
     def prepare(self, scores: Any, target: Any) -> tuple[ForestScores, Forest]:
-        """Check everything, and bring it to the standard form."""
+        """Check everything, and convert it to the standard form."""
         if isinstance(target, Forest):
-            return scores, target  # it is prepared
+            return scores, target  # already prepared
         scores, forest = self._arrange(scores, target)
         K = scores[0].shape[2]
         if self.node_cost is not None and len(self.node_cost) != K:

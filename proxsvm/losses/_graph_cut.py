@@ -32,7 +32,7 @@ def scipy_cut(gain: Array, right: Array, down: Array) -> Array:
         return np.full(gain.shape, bool(gain.sum() > 0))  # all gains have the same sign
     scale = _LARGEST / (4 * most)
 
-    def whole(x: Array) -> Array:  # a capacity above F is as good as an infinite one
+    def whole(x: Array) -> Array:  # a capacity above F has the same effect as an infinite one
         return np.asarray(np.rint(np.minimum(x, 2 * most) * scale), dtype=np.int32)
 
     V = gain.size

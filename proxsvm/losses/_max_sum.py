@@ -62,7 +62,7 @@ def best_labelling(unary: Tensor, pairwise: Tensor, parents: Tensor | None = Non
     """
     tables = _tables(pairwise)
     B, V, K = unary.shape
-    buffer = unary.new_empty(K, K, B)  # one for all steps: allocating it anew takes longer than filling it
+    buffer = unary.new_empty(K, K, B)  # one for all steps: allocating it takes longer than filling it
 
     def largest(table: Tensor, child: Tensor) -> Tensor:
         return torch.add(table, child, out=buffer).amax(1)

@@ -9,10 +9,10 @@ from proxsvm.losses.base import ConvexLoss
 
 
 class RegressionLoss(ConvexLoss):
-    """A loss of predictions and real targets of one shape, ``[n, ...]``."""
+    """A loss of predictions and real targets of the same shape, ``[n, ...]``."""
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Check that scores and target have one shape: broadcasting would silently pair the wrong outputs."""
+        """Check that scores and target have the same shape: broadcasting would silently pair the wrong outputs."""
         scores, target = super().prepare(scores, target)
         target = tensor_target(type(self).__name__, target)
         if target.shape != scores.shape:

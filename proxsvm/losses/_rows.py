@@ -1,4 +1,4 @@
-"""Numbers per sample: a slice of rows at a time, and with a gradient that is known already."""
+"""Scalars per sample: a slice of rows at a time, and with a gradient that is already known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_slices(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 
 
 def row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a_i, b_i⟩ for each row, ``[n]``; torch would make all the products first.
+    """⟨a_i, b_i⟩ for each row, ``[n]``; torch would store all the products first.
 
     >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     tensor([11.])

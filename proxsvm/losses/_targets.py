@@ -1,4 +1,4 @@
-"""What a target must be, said alike by all losses."""
+"""The checks of targets, with the same messages for all losses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def binary_target(name: str, target: Any) -> Tensor:
     labels = tensor_target(name, target, "0 and 1")
     if labels.is_floating_point():
         raise TypeError(
-            f"{name} got a target of {labels.dtype}, no integer or bool tensor; expected 0 and 1: target.long()"
+            f"{name} got a target of {labels.dtype}, which is neither integer nor bool; expected 0 and 1: target.long()"
         )
     return labels.long()

@@ -1,4 +1,4 @@
-"""The input of the losses over trees, brought to the standard form."""
+"""The input of the losses over trees, converted to the standard form."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_parents(name: str, parents: Any, nodes: Tensor, is_mask: bool) -> Ten
     size = V if is_mask else nodes.sum(1, keepdim=True)
     parents = parents.long()
     valid = (parents >= -1) & (parents < size)
-    require(valid | ~nodes, f"{name} got a parent that is no node: expected -1 (a root) or an index")
+    require(valid | ~nodes, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
     parents = torch.where(valid, parents, -1)
     if is_mask:
         for _ in range(V.bit_length()):  # every pass doubles the number of masked ancestors that are skipped

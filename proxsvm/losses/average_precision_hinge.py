@@ -15,14 +15,14 @@ from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
 class AveragePrecisionHinge(PiecewiseLinearLoss):
     """ℓ(u; y) = max over rankings R of 1 − AP(R) + (2/|P||N|) Σ (u_j − u_i) over the pairs that R ranks wrongly.
 
-    A pair (i, j) of a positive i in P and a negative j in N is ranked wrongly where j stands above i. The sum is
+    A pair (i, j) of a positive i in P and a negative j in N is ranked wrongly where j is above i. The sum is
     score(R) − score(y) with score(R) = (1/|P||N|) Σ_ij ± (u_i − u_j), so ℓ is the structured hinge of rankings: an
-    upper bound of 1 − AP, the average precision of the order of the scores.
+    upper bound on 1 − AP, with AP the average precision of the order of the scores.
 
     The worst ranking is found by sorting (Yue, Finley, Radlinski, Joachims: "A support vector method for optimizing
     average precision", SIGIR 2007; Mohapatra, Rolínek, Jawahar, Kolmogorov, Kumar: "Efficient optimization for
     rank-based loss functions", CVPR 2018): it interleaves the sorted positives with the sorted negatives, and each
-    negative chooses its position by itself. Cost per sample: O(|P||N|) time, O(|P| + |N|) memory.
+    negative chooses its position independently. Cost per sample: O(|P||N|) time, O(|P| + |N|) memory.
 
     Scores: ``[n, m]``, the m items that each of n samples ranks. Target: ``[n, m]`` of 1 (relevant) and 0, integer or
     bool; items of ``ignore_index`` are left out. A sample without positives or without negatives has the loss 0.
@@ -61,7 +61,7 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
         return torch.where(valid, scores, 0.0), y
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
-        """Each negative takes the position among the positives that costs the most."""
+        """Put each negative at the position among the positives that costs the most."""
         k = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         P, N = ((target == label).sum(1, keepdim=True) for label in (1, 0))
         pair = 2 / (P * N).clamp(min=1).to(scores)
@@ -77,10 +77,10 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
         return Atom(s, c).about(scores, u_pos[:, :1])  # every wrong pair adds 1 and −1: s sums to 0
 
     def _highest_overtaken(self, u_pos: Tensor, u_neg: Tensor, pair: Tensor, P: Tensor) -> Tensor:
-        """The highest positive that the j-th negative stands above, in 1 … P, or P + 1 for none, ``[n, m]``.
+        """The highest positive that the j-th negative is above, in 1 … P, or P + 1 for none, ``[n, m]``.
 
-        To overtake the positive k adds (k/(k + j − 1) − k/(k + j))/P to 1 − AP: the negatives 1 … j − 1 are above k
-        already, because what a negative gains by overtaking decreases with j.
+        Overtaking the positive k adds (k/(k + j − 1) − k/(k + j))/P to 1 − AP: the negatives 1 … j − 1 are above k
+        already, because the gain from overtaking decreases with j.
         """
         j = torch.arange(1, u_neg.shape[1] + 1, device=u_neg.device)
         gain, best, first = torch.zeros_like(u_neg), torch.zeros_like(u_neg), (P + 1).expand(u_neg.shape)
@@ -90,7 +90,7 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
             gain = torch.where(real, gain + precision + pair * (u_neg - u_pos[:, k - 1 : k]), gain)
             better = real & (gain > best)
             best, first = torch.where(better, gain, best), torch.where(better, k, first)
-        return first.cummax(1).values  # increasing but for rounding
+        return first.cummax(1).values  # increasing, except for rounding
 
     def extra_repr(self) -> str:
         """With the options."""

@@ -58,8 +58,8 @@ class Atom:
     """A piece of the loss for each sample: the affine function u ↦ ⟨s, u⟩ + c.
 
     ``s`` has the structure and shapes of the scores (first dimension: the n samples), ``offset`` is c, ``[n]``.
-    ``value``, ``[n]``, is ⟨s, u⟩ + c at the scores where an oracle made the atom, if it was computed directly: at large
-    scores ⟨s, u⟩ and c cancel.
+    ``value``, ``[n]``, is ⟨s, u⟩ + c at the scores where the oracle found the atom, if it was computed directly: at
+    large scores ⟨s, u⟩ and c cancel.
 
     >>> atom = Atom(s=torch.tensor([[1.0, -1.0]]), offset=torch.tensor([1.0]))
     >>> atom.b(torch.tensor([[0.5, 2.0]]))
@@ -83,7 +83,7 @@ class Atom:
         return value
 
     def value_at(self, scores: Scores) -> Tensor:
-        """b at the scores where the oracle made this atom, ``[n]``."""
+        """b at the scores where the oracle found this atom, ``[n]``."""
         return self.b(scores) if self.value is None else self.value
 
     def about(self, scores: Scores, reference: Scores) -> Atom:
@@ -94,11 +94,11 @@ class Atom:
         return replace(self, value=value)
 
     def at(self, scores: Scores) -> Tensor:
-        """b as a function of the scores, where the oracle made this atom, whose gradient is s."""
+        """b as a function of the scores where the oracle found this atom; its gradient is s."""
         if self.value is not None and not traced():
             return tangent(self.value, parts(self.s), parts(scores))
         b = self.b(scores)
-        return b if self.value is None else self.value + (b - b.detach())  # the same, by what compilers understand
+        return b if self.value is None else self.value + (b - b.detach())  # the same, for compilers
 
     def where(self, chosen: Tensor, other: Atom) -> Atom:
         """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
@@ -113,13 +113,13 @@ class Atom:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a loss value was made from; the value carries it, so that a solver can build its problem."""
+    """What a loss value was computed from; the value carries it, so that a solver can build its problem."""
 
     loss: ConvexLoss
     scores: Scores
     target: Any
-    p: Tensor | float | Callable[[], Tensor | float]  # one per sample, or one for all; computed when asked for
-    atom: Atom | None = None  # the one that was differentiated, so that it need not be found again
+    p: Tensor | float | Callable[[], Tensor | float]  # one per sample, or one for all; computed when needed
+    atom: Atom | None = None  # the one that was differentiated, so that it is not searched again
     versions: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Origin:
             )
 
     def lower_bounds(self) -> Tensor | None:
-        """f_i ≤ ℓ(u; y_i) for all u, ``[n]``; None where the loss knows no more than 0."""
+        """f_i ≤ ℓ(u; y_i) for all u, ``[n]``; None where the loss declares no bound but 0."""
         if type(self.loss).lower_bound is ConvexLoss.lower_bound:
             return None
         return self.loss.lower_bound(detached(self.scores), self.target)
@@ -163,7 +163,7 @@ class Origin:
 
 
 class ConvexLoss(nn.Module):
-    """Base of all losses: any convex ℓ ≥ 0. A subclass writes :meth:`oracle`, or a :meth:`hull` that has one.
+    """Base of all losses: any convex ℓ ≥ 0. A subclass defines :meth:`oracle`, or a :meth:`hull` that has one.
 
     Value, gradient, dual and step-size follow. The value is Σ_i p_i ℓ(u_i; y_i) with p_i = 1/n for ``reduction="mean"``
     (with sample weights the weighted mean, p_i = ω_i / Σω), p_i = 1 (or ω_i) for ``"sum"``; ``"none"`` returns the
@@ -179,8 +179,8 @@ class ConvexLoss(nn.Module):
     """
 
     exact: bool = True
-    """Whether :meth:`oracle` always finds the best atom; if not, values and gaps are lower bounds, no certificates."""
-    smooth: bool = False  # a hinge that can be smoothed sets it, and writes `smoothed`
+    """Whether :meth:`oracle` always finds the best atom; if not, values and gaps are lower bounds, not certificates."""
+    smooth: bool = False  # a hinge that can be smoothed sets it, and defines `smoothed`
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class ConvexLoss(nn.Module):
             raise ValueError(f"reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
         self.reduction = reduction
 
-    # What a loss says of itself.
+    # What a loss defines.
 
     def oracle(self, scores: Any, target: Any) -> Atom:
         """The best atom at ``scores``: argmax over (s, c) in S(y) of ⟨s, u⟩ + c, for each sample."""
@@ -199,7 +199,7 @@ class ConvexLoss(nn.Module):
         return atom
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
-        """The one description of S(y), where the loss has it: ``ExactQP`` solves over it, fast solvers use its form."""
+        """The description of S(y), where the loss has one: ``ExactQP`` solves over it, fast solvers use its form."""
         return None
 
     def smoothed(self, scores: Any, target: Any) -> Atom:
@@ -211,11 +211,11 @@ class ConvexLoss(nn.Module):
         return None
 
     def weights(self, scores: Any, target: Any) -> tuple[Tensor, Tensor] | None:
-        """How much each sample counts, ``[n]``, and its part of what the mean divides by, ``[n]``; None for 1 and 1."""
+        """How much each sample counts, ``[n]``, and its share of the mean's divisor, ``[n]``; None for 1 and 1."""
         return None
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
-        """Check the input and bring it to standard form; raises before anything has changed.
+        """Check the input and convert it to standard form; raises before anything has changed.
 
         Half-precision scores become float32, because a value is a sum of many terms.
         """
@@ -234,7 +234,7 @@ class ConvexLoss(nn.Module):
                 )
         return like(scores, tuple(widened(u) for u in parts(scores))), target
 
-    # What follows from it.
+    # What follows from that.
 
     def direction(self, scores: Any, target: Any) -> Atom:
         """The atom of a training step: the oracle's, or the smoothed one where it can help (⟨s, b⟩ > 0)."""
@@ -307,12 +307,12 @@ class ConvexLoss(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """The options that differ from one loss to the next."""
+        """The options, which differ between losses."""
         return f"reduction={self.reduction!r}" + (", smooth=True" if self.smooth else "")
 
 
 class PiecewiseLinearLoss(ConvexLoss):
-    """A loss with finitely many atoms, whose hull is a polytope: the hinges and their kin."""
+    """A loss with finitely many atoms, whose hull is a polytope: the hinges and their relatives."""
 
 
 def require(ok: Tensor, message: str) -> None:

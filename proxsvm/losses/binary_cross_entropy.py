@@ -18,10 +18,10 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
     """ℓ(u; y) = −Σ_j ω_j (π_j y_j log σ(u_j) + (1 − y_j) log(1 − σ(u_j))), summed over the m outputs of a sample.
 
     Atoms: s_j = (a_j + b_j) σ(u_j) − a_j with a = ω π y and b = ω (1 − y); c = Σ_j (a_j + b_j) times the entropy of
-    σ(u_j). Scores are logits; scores and target ``[n, ...]``, one shape, the target in [0, 1] (bool and integers too).
-    A logit of −∞ rules a label out, +∞ makes it sure: no loss where that is right; where it is wrong, the loss is not
-    finite, and the optimizer skips the step.
-    It is m times ``torch.nn.BCEWithLogitsLoss``, whose mean is over outputs too.
+    σ(u_j). Scores are logits; scores and target ``[n, ...]`` have the same shape, the target is in [0, 1] (also bool or
+    integer). A logit of −∞ rules a label out, +∞ makes it certain: no loss where that is right; where it is wrong, the
+    loss is not finite, and the optimizer skips the step.
+    It is m times ``torch.nn.BCEWithLogitsLoss``, which also averages over the outputs.
 
     Args:
         weight: ω, anything that broadcasts to the target; 1 if None.
@@ -50,7 +50,7 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
             self.register_buffer(name, value)
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As every loss with a target of the scores' shape; y in [0, 1]."""
+        """As for every loss with a target of the scores' shape; y in [0, 1]."""
         scores, target = super().prepare(scores, target)
         require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
         scores = _unmasked(scores, target)
@@ -63,7 +63,7 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         return scores, target
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """By torch's own kernel."""
+        """With torch's own kernel."""
         weight, pos_weight = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
         return per_sample(
             F.binary_cross_entropy_with_logits(scores, target, weight, pos_weight=pos_weight, reduction="none")
@@ -83,7 +83,7 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
 
 def _unmasked(scores: Tensor, target: Tensor) -> Tensor:
-    """Infinite scores that are right as large finite ones: 0 · ∞ would be NaN. Those that are wrong stay infinite."""
+    """Correct infinite scores as large finite ones: 0 · ∞ would be NaN. Wrong ones stay infinite."""
     u = scores.detach()
     if readable(u) and number(u.isinf().any()) == 0:
         return scores

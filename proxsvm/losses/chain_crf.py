@@ -17,7 +17,7 @@ class ChainCRF(ForestCRF):
         score(y) = Σ_t unary[t, y_t] + Σ_t pairwise[t, y_t, y_{t+1}] + start[y_1] + end[y_T]
 
     Atom: s = the marginals of the chain − φ(y), c = its entropy. Scores, targets, lengths, masks and scores of −inf
-    are those of :class:`~proxsvm.losses.ChainHinge`: unary ``[B, T, K]``, pairwise ``[K, K]`` or ``[B, T - 1, K, K]``,
+    are as for :class:`~proxsvm.losses.ChainHinge`: unary ``[B, T, K]``, pairwise ``[K, K]`` or ``[B, T - 1, K, K]``,
     labels ``[B, T]``.
 
     Args:

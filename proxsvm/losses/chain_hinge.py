@@ -21,8 +21,8 @@ class ChainHinge(ForestHinge):
     Target: labels ``[B, T]``; for unequal lengths ``(labels, lengths)`` with lengths ``[B]``, or ``(labels, mask)``.
     Scores and labels on padding are ignored.
 
-    A mask may leave out any positions: the loss is that of the chain of the others, so a transition leads from one
-    unmasked position to the next. Of pairwise scores with one entry per transition, it takes the entry that leads
+    A mask may leave out any positions: the loss is that of the remaining chain, so a transition leads from one
+    unmasked position to the next. Of pairwise scores with one entry per transition, it uses the entry that leads
     into the later of the two.
 
     A score of −inf forbids a label or a transition (``transitions.masked_fill(illegal, -torch.inf)``): no prediction

@@ -24,7 +24,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         ℓ(u; t) = −Σ_k q_k log softmax(u)_k,   q = weight · t,   s = m softmax(u) − q,   c = m · entropy,   m = Σ_k q_k
 
     and at least m times the entropy of q/m, from which the dual starts. A score of −∞ masks a class; the loss is
-    infinite where q gives that class a part, as ``label_smoothing`` does to all of them.
+    infinite where q gives that class some mass, as ``label_smoothing`` does for all of them.
 
     Args:
         weight: ``[K]``, how much each class counts; the mean divides by the weights of the classes, as in torch.
@@ -50,7 +50,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         self.label_smoothing = label_smoothing
 
     def row_kernel(self) -> Kind | None:
-        """The compiled loop knows hard targets."""
+        """The compiled loop supports hard targets."""
         return None if self.label_smoothing else "cross-entropy"
 
     def formula_of(self, target: Tensor) -> Callable[[Tensor], Tensor]:
@@ -58,7 +58,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return lambda scores: self.evaluate(scores, target)
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """By torch's own kernel; of probabilities there is no class to ignore."""
+        """With torch's own kernel; with probabilities there is no class to ignore."""
         return F.cross_entropy(
             scores,
             target,
@@ -80,7 +80,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return target if target.dim() == 2 else target.movedim(1, -1).reshape(-1, K)
 
     def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
-        """As every class loss; a masked class that the target gives a part of makes the loss infinite."""
+        """As for every class loss; a masked class to which the target gives some mass makes the loss infinite."""
         if self.label_smoothing:
             return torch.zeros_like(scores, dtype=torch.bool)
         if target.is_floating_point():
@@ -103,7 +103,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return EntropySimplex(self._distribution(scores, target))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        """m times the entropy of q/m; 0 for a hard target. Label smoothing makes it one number for each true class."""
+        """m times the entropy of q/m; 0 for a hard target. With label smoothing it is one scalar per true class."""
         if target.is_floating_point():
             return self.hull(scores, target).lift(torch.zeros_like(scores))
         if not self.label_smoothing:

@@ -28,16 +28,16 @@ class GridHinge(StructuredHinge):
         score(y) = Σ_i unary_i y_i + Σ_(i,j) w_ij [y_i = y_j]          over 4-neighbours, w ≥ 0
 
     Any submodular pairwise score is of this form, up to a change of the unary ones.
-    Scores: ``(unary, right, down)``, unary ``[B, H, W]``; right ``[B, H, W - 1]`` holds the w of each pixel and its
+    Scores: ``(unary, right, down)``, unary ``[B, H, W]``; right ``[B, H, W - 1]`` contains the w of each pixel and its
     right neighbour, down ``[B, H - 1, W]`` that of each pixel and the one below; both may be anything that expands to
-    those shapes, such as one weight for all. A network keeps w ≥ 0, for example, by a softplus.
+    those shapes, such as one weight for all. A network keeps w ≥ 0 with a softplus, for example.
     Target: labels ``[B, H, W]`` in {0, 1}, or ``(labels, mask)`` with a bool mask that is False at pixels to leave out.
     NaN or infinite scores make the loss NaN, and the optimizer skips the step.
 
     Args:
         negative: what to do with w < 0, for which the best image cannot be found in general. ``"refuse"`` raises an
             error. ``"project"`` trains with max(w, 0) instead; a multi-step solver may still move the linearised w
-            below zero, where the cut is taken at max(w, 0) and is then approximate (:attr:`exact` is False).
+            below zero, where the cut is computed for max(w, 0) and is then approximate (:attr:`exact` is False).
         cut: finds the image; :func:`~proxsvm.losses._graph_cut.scipy_cut` by default, or
             :func:`~proxsvm.losses._graph_cut.maxflow_cut`, which is faster.
         normalize: divide Δ, the number of wrong pixels, by the number of pixels.
@@ -68,7 +68,7 @@ class GridHinge(StructuredHinge):
     def prepare(self, scores: Any, target: Any) -> tuple[tuple[Tensor, Tensor, Tensor], Image]:
         """Check everything, expand the weights to one per pair, and set the scores outside the mask to zero."""
         if isinstance(target, Image):
-            return scores, target  # it is prepared
+            return scores, target  # already prepared
         name = type(self).__name__
         if not isinstance(scores, (tuple, list)) or len(scores) != 3:
             raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, right, down)")
@@ -101,7 +101,7 @@ class GridHinge(StructuredHinge):
     def _image(self, labels: Any, mask: Any, unary: Tensor) -> Image:
         name, shape = type(self).__name__, tuple(unary.shape)
         if not isinstance(labels, Tensor) or labels.is_floating_point():
-            raise TypeError(f"{name} got labels that are no integer tensor; expected 0 and 1 (torch.long or bool)")
+            raise TypeError(f"{name} got labels that are not an integer tensor; expected 0 and 1 (torch.long or bool)")
         if tuple(labels.shape) != shape:
             raise ValueError(f"{name} got labels of shape {tuple(labels.shape)}; expected that of the unary, {shape}")
         if mask is None:
@@ -111,7 +111,7 @@ class GridHinge(StructuredHinge):
             raise ValueError(f"{name} got a mask of {given}; expected {shape}, torch.bool")
         require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
         labels = torch.where(mask, labels.long(), 0)
-        require((labels == 0) | (labels == 1), f"{name} got a label that is not 0 or 1 (leave pixels out by the mask)")
+        require((labels == 0) | (labels == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
         size = mask.flatten(1).sum(1).to(unary)
         return Image(labels, mask, 1 / size if self.normalize else torch.ones_like(size))
 
@@ -120,7 +120,7 @@ class GridHinge(StructuredHinge):
             require(
                 ~(right < 0).any() & ~(down < 0).any(),
                 f"{type(self).__name__} got a pairwise score below 0, which is not submodular: no cut finds the best "
-                "image. Keep the weights positive (softplus), or ask for negative='project'. (If only a multi-step "
+                "image. Keep the weights positive (softplus), or pass negative='project'. (If only a multi-step "
                 "solver meets this, its step makes a weight negative: a smaller lr helps)",
             )
 
@@ -145,9 +145,9 @@ class GridHinge(StructuredHinge):
         unary, right, down = (u.detach() for u in scores)
         self._refuse_negative(right, down)
         if augmented:
-            unary = unary + (1 - 2 * target.labels) * target.weight[:, None, None]  # what a label of 1 adds to Δ
+            unary = unary + (1 - 2 * target.labels) * target.weight[:, None, None]  # what label 1 adds to Δ
         unary, right, down = (u * m for u, m in zip((unary, right, down), _inside(target.mask), strict=True))
-        # Where a score is NaN the loss is, whatever the cut.
+        # Where a score is NaN, so is the loss, whatever the cut.
         arrays = [u.double().nan_to_num().cpu().numpy() for u in (unary, right.clamp(min=0), down.clamp(min=0))]
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
         labels = torch.stack(found).to(unary.device).long()

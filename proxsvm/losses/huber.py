@@ -14,8 +14,8 @@ from proxsvm.losses.smooth_loss import SmoothLoss
 class Huber(RegressionLoss, SmoothLoss):
     """ℓ(u; y) = Σ_j h(u_j − y_j), with h(x) = x²/2 for |x| ≤ δ and δ (|x| − δ/2) beyond, summed over m outputs.
 
-    Atoms: every s with |s_j| ≤ δ, c = −⟨s, y⟩ − ‖s‖²/2. Scores and target ``[n, ...]``, one shape.
-    It is m times ``torch.nn.HuberLoss``, whose mean is over outputs too.
+    Atoms: every s with |s_j| ≤ δ, c = −⟨s, y⟩ − ‖s‖²/2. Scores and target ``[n, ...]``, the same shape.
+    It is m times ``torch.nn.HuberLoss``, which also averages over the outputs.
 
     Reference: Huber, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 1964.
 
@@ -31,7 +31,7 @@ class Huber(RegressionLoss, SmoothLoss):
         self.delta = delta
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """By torch's own kernel."""
+        """With torch's own kernel."""
         return per_sample(F.huber_loss(scores, target, delta=self.delta, reduction="none"))
 
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:

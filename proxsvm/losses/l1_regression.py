@@ -13,7 +13,7 @@ from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
 class L1Regression(RegressionLoss, PiecewiseLinearLoss):
     """ℓ(u; y) = Σ_j max(0, |u_j − y_j| − ε), summed over the m outputs of a sample.
 
-    Atoms: every s in {−1, 0, 1}^m, c = −⟨s, y⟩ − ε‖s‖₁. Scores and target ``[n, ...]``, one shape.
+    Atoms: every s in {−1, 0, 1}^m, c = −⟨s, y⟩ − ε‖s‖₁. Scores and target ``[n, ...]``, the same shape.
     With ε = 0 it is m times ``torch.nn.L1Loss``; with one output it is the loss of support vector regression.
 
     >>> L1Regression()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""The Lovász hinge: a convex loss of binary masks whose task loss is the Jaccard index, and not the pixel."""
+"""The Lovász hinge: a convex loss for binary masks that bounds the Jaccard loss, not the number of wrong pixels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class LovaszHinge(PiecewiseLinearLoss):
 
     with π sorting the errors in decreasing order: one sort. Δ(M), which is 1 − IoU where the pixels M are wrong, is
     submodular (Berman, Triki, Blaschko: "The Lovász-Softmax loss", CVPR 2018). Atoms: s_i = −(2y_i − 1) g_i a_i,
-    c = Σ_i g_i a_i for every order of the pixels and every a in {0, 1}^P; the oracle's a_i says whether e_i > 0.
+    c = Σ_i g_i a_i for every order of the pixels and every a in {0, 1}^P; the oracle's a_i is 1 where e_i > 0.
 
     Scores: one logit per pixel, ``[n, ...]``. Target: 0 and 1 of the same shape, integer or bool; pixels of
     ``ignore_index`` are left out. NaN or infinite scores make the loss NaN or infinite: the optimizer skips the step.
 
     Args:
         per_image: True: every image is a sample, and the loss the mean over images. False: the pixels of the whole
-            batch form one sample, which is steadier where the object is missing from many images.
+            batch form one sample, which is less noisy where the object is missing from many images.
         ignore_index: the label of pixels to leave out. The loss of an image that has no others is 0.
         reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
 

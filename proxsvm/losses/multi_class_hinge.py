@@ -49,11 +49,11 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         self.smooth = smooth
 
     def row_kernel(self) -> Kind | None:
-        """The compiled loop knows the 0/1 cost."""
+        """The compiled loop supports the 0/1 cost."""
         return None if self.cost is not None else "smooth hinge" if self.smooth else "hinge"
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As every loss over classes; a cost matrix must have the scores' K."""
+        """As for every loss over classes; a cost matrix must have the scores' K."""
         scores, target = super().prepare(scores, target)
         if self.cost is not None and len(self.cost) != scores.shape[1]:
             raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
@@ -64,7 +64,7 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         return 1.0 if self.cost is None else self.cost.to(scores).T[y]
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
-        """The wrong class k of the largest u_k + Δ(k, y), or 0 where its margin u_k − u_y + Δ(k, y) is not positive."""
+        """The wrong class k with the largest u_k + Δ(k, y), or 0 where its margin u_k − u_y + Δ(k, y) is ≤ 0."""
 
         def best(u: Tensor, y: Tensor) -> Tensor:
             augmented = u if self.cost is None else u + self._task_loss(u, y)
@@ -74,7 +74,7 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         k = in_slices(best, scores, y)
         u_k, u_y = scores.gather(1, torch.stack([k.squeeze(1), y], 1)).unbind(1)
         if self.cost is None:
-            delta: Tensor | float = float(scores.shape[1] > 1)  # a lone class is no rival of itself
+            delta: Tensor | float = float(scores.shape[1] > 1)  # a single class has no rival
         else:
             delta = self.cost.to(scores)[k.squeeze(1), y]
         margin = u_k - u_y + delta
@@ -113,7 +113,7 @@ def _mix(scores: Tensor, target: Tensor, s: Tensor) -> Tensor:
     p_y, margins = p.gather(1, y), relative(scores, scores.gather(1, y))
     helps = torch.linalg.vecdot(p, margins)[:, None] - p_y > -1  # ⟨s, u⟩ + c > 0
     best = p.scatter_(1, y, torch.where(helps, p_y, p_y / math.e)).amax(1, keepdim=True)
-    floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it is all of p, or what ties with the largest
+    floor = best.nextafter(-best).masked_fill_(helps, 0)  # above it: all of p, or the ties with the largest
     alpha = p.sub_(floor).relu_()
     alpha.mul_(alpha.sum(1, keepdim=True).reciprocal_())
     wrong = 1 - alpha.gather(1, y)

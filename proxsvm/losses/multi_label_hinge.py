@@ -1,4 +1,4 @@
-"""The multi-label hinge: every label is on or off, by itself or tied to others by a tree."""
+"""The multi-label hinge: every label is on or off, independently or tied to others by a tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MultiLabelHinge(TreeHinge):
     Without a tree the labels are independent, ℓ = Σ_l max(0, 1 − (2y_l − 1) u_l), the sum of L binary hinges.
     Scores: u ``[B, L]``; with a tree ``(u, pairwise)``, pairwise ``[L, 2, 2]`` or ``[B, L, 2, 2]`` indexed
     (parent off or on, label off or on), a root's entry not used. Target: ``[B, L]`` of 0 and 1, integer or bool.
-    A score of −inf forbids a label to be on; −inf, +inf and NaN are treated as in :class:`~proxsvm.losses.ChainHinge`.
+    A score of −inf keeps a label off; −inf, +inf and NaN are treated as in :class:`~proxsvm.losses.ChainHinge`.
 
     Args:
         parents: the tree of labels, L integers, −1 at a root; None for independent labels.
@@ -55,7 +55,7 @@ class MultiLabelHinge(TreeHinge):
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
         """Check everything; with a tree, labels become nodes with the two states off and on."""
         if isinstance(target, Forest):
-            return scores, target  # it is prepared
+            return scores, target  # already prepared
         if self.parents is not None:
             return super().prepare(scores, target)
         u = forbid(self._check_scores(scores)[0])

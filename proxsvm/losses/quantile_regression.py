@@ -15,7 +15,7 @@ from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
 class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
     """ℓ(u; y) = Σ_j max(τ (y_j − u_j), (1 − τ) (u_j − y_j)): the minimiser is the τ-quantile.
 
-    Atoms: every s in {−τ, 1 − τ}^m, c = −⟨s, y⟩. Scores and target ``[n, ...]``, one shape.
+    Atoms: every s in {−τ, 1 − τ}^m, c = −⟨s, y⟩. Scores and target ``[n, ...]``, the same shape.
     With several levels, ``tau=[0.1, 0.5, 0.9]``, the scores' last dimension runs over them, and a target without
     that dimension is compared with each. At τ = 1/2 it is half of :class:`L1Regression`.
 
@@ -33,7 +33,7 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         self.tau: float | list[float] = levels.tolist()
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As every regression; the target is repeated over several levels."""
+        """As for every regression; the target is repeated for each level."""
         if isinstance(self.tau, list) and isinstance(scores, Tensor) and isinstance(target, Tensor):
             if scores.dim() < 2 or scores.shape[-1] != len(self.tau):
                 raise ValueError(
@@ -48,7 +48,7 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         """The box −τ ≤ s ≤ 1 − τ."""
         if isinstance(self.tau, float):
             tau = torch.full_like(scores, self.tau)
-        else:  # filled on the device: to copy them there would synchronise
+        else:  # filled on the device: copying them there would synchronise
             tau = torch.stack([scores.new_full((), level) for level in self.tau]).expand(scores.shape)
         return Box(-tau, 1 - tau, target)
 

@@ -16,13 +16,13 @@ from proxsvm.losses.base import Atom, ConvexLoss, Origin, Reduction, like, parts
 class SmoothLoss(ConvexLoss):
     """ℓ(u; y) = f(u, y) for a convex, differentiable f ≥ 0 of the scores.
 
-    Atoms: s = ∇f(u), c = f(u) − ⟨s, u⟩, for every u. Pass ``f``, which returns one value per sample, ``[n]``, or write
+    Atoms: s = ∇f(u), c = f(u) − ⟨s, u⟩, for every u. Pass ``f``, which returns one value per sample, ``[n]``, or define
     :meth:`formula` in a subclass. A subclass that knows −ℓ*(s) may give it as a :meth:`hull`, for ``ExactQP``.
 
     The gradient is f's own, and may be differentiated again.
 
     Args:
-        f: the formula, in operations that autograd knows.
+        f: the formula, in operations that autograd supports.
         reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
 
     >>> log_cosh = SmoothLoss(lambda u, y: (u - y).cosh().log())
@@ -41,7 +41,7 @@ class SmoothLoss(ConvexLoss):
         return self.f(scores, target)
 
     def oracle(self, scores: Any, target: Any) -> Atom:
-        """The tangent plane at u: the hull's, or by autograd. Its value is the formula's, which does not cancel."""
+        """The tangent plane at u, from the hull or from autograd. Its value is the formula's, which does not cancel."""
         hull = self.hull(scores, target)
         atom = None if hull is None else hull.best(scores)
         if atom is not None:

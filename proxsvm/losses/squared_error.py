@@ -12,8 +12,8 @@ from proxsvm.losses.smooth_loss import SmoothLoss
 class SquaredError(RegressionLoss, SmoothLoss):
     """ℓ(u; y) = Σ_j (u_j − y_j)², summed over the m outputs of a sample.
 
-    Atoms: every s, with c = −⟨s, y⟩ − ‖s‖²/4. Scores and target ``[n, ...]``, one shape.
-    It is m times ``torch.nn.MSELoss``, whose mean is over outputs too.
+    Atoms: every s, with c = −⟨s, y⟩ − ‖s‖²/4. Scores and target ``[n, ...]``, the same shape.
+    It is m times ``torch.nn.MSELoss``, which also averages over the outputs.
 
     >>> import torch
     >>> SquaredError()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))

@@ -16,8 +16,8 @@ from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Scores, like, parts
 class StructuredHinge(PiecewiseLinearLoss):
     """ℓ(u; y) = max over labellings ȳ of ⟨φ(ȳ) − φ(y), u⟩ + Δ(ȳ, y).
 
-    A subclass says what its labellings are, in three methods: :meth:`features` is φ, :meth:`cost` is Δ and
-    :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all where they are few: then the
+    A subclass defines its labellings in three methods: :meth:`features` is φ, :meth:`cost` is Δ and
+    :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all if there are few: then the
     loss can be checked and verified by enumeration. A labelling is a tensor (or any object) for the whole batch; the
     target is one of them. ``docs/extend.md`` shows a complete example.
 
@@ -38,9 +38,9 @@ class StructuredHinge(PiecewiseLinearLoss):
     exact: bool = True
     """Whether :meth:`decode` always finds the best labelling.
 
-    A loss with an approximate decoder sets it to False. Every atom stays a piece of the loss, and y itself is taken
+    A loss with an approximate decoder sets it to False. Every atom is still a piece of the loss, and y itself is used
     where the decoder finds nothing better, so a step is still a feasible ascent step of the dual, with γ = 0 where it
-    does not help. But the value and the gap are then lower bounds, and no certificates.
+    does not help. But the value and the gap are then lower bounds, not certificates.
     """
 
     @abstractmethod
@@ -54,9 +54,9 @@ class StructuredHinge(PiecewiseLinearLoss):
         raise NotImplementedError(f"{type(self).__name__} must define cost(labelling, target)")
 
     def decode(self, scores: Any, target: Any = None) -> Any:
-        """The labelling of the largest ⟨φ(ȳ), u⟩ + Δ(ȳ, y) for each sample: loss-augmented inference.
+        """The labelling with the largest ⟨φ(ȳ), u⟩ + Δ(ȳ, y) for each sample: loss-augmented inference.
 
-        Without a target it is the prediction, the labelling of the largest ⟨φ(ȳ), u⟩. Training never asks for that.
+        Without a target it is the prediction, the labelling with the largest ⟨φ(ȳ), u⟩. Training never needs that.
         The default tries every labelling that :meth:`labellings` lists.
         """
         listed = self.labellings(scores, target)
@@ -68,7 +68,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         return all_labels[best, torch.arange(len(best), device=best.device)]
 
     def labellings(self, scores: Any, target: Any) -> Iterable[Any] | None:
-        """Every labelling, each for the whole batch; only for structures so small that they can be listed."""
+        """Every labelling, each for the whole batch; only for structures that are small enough to be listed."""
         return None
 
     def _augmented_score(self, labelling: Any, scores: Any, target: Any) -> Tensor:
@@ -88,7 +88,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         return Atom(like(scores, s), self.cost(labelling, target).to(parts(scores)[0]))
 
     def oracle(self, scores: Any, target: Any) -> Atom:
-        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not taken."""
+        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""
         found = self._atom(self._best(scores, target), scores, target)
         return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
 

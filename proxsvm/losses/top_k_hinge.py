@@ -17,7 +17,7 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
 
     Args:
         k: how many classes may be predicted.
-        weight: as :class:`~proxsvm.losses.MultiClassHinge`.
+        weight: as in :class:`~proxsvm.losses.MultiClassHinge`.
         ignore_index: likewise.
         reduction: likewise.
 
@@ -42,7 +42,7 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
         self.k = k
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As every loss over classes, with at least k of them."""
+        """As for every loss over classes, with at least k of them."""
         scores, target = super().prepare(scores, target)
         if scores.shape[1] < self.k:
             raise ValueError(f"TopKHinge(k={self.k}) got scores of {scores.shape[1]} classes; expected at least k")

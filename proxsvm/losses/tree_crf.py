@@ -17,7 +17,7 @@ class TreeCRF(ForestCRF):
         score(y) = Σ_v unary[v, y_v] + Σ_v pairwise[v, y_parent(v), y_v]
 
     Atom: s = the marginals of the tree − φ(y), c = its entropy. Scores, targets, sizes, masks and scores of −inf are
-    those of :class:`~proxsvm.losses.TreeHinge`: unary ``[B, V, K]``, pairwise ``[K, K]``, ``[V, K, K]`` or
+    as for :class:`~proxsvm.losses.TreeHinge`: unary ``[B, V, K]``, pairwise ``[K, K]``, ``[V, K, K]`` or
     ``[B, V, K, K]``, target ``(labels, parents)`` or ``(labels, parents, sizes)``.
 
     Args:

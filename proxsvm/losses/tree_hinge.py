@@ -1,4 +1,4 @@
-"""The structured hinge over trees: every sample has its own."""
+"""The structured hinge over trees: every sample has its own tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TreeHinge(ForestHinge):
 
     Scores of −inf, +inf and NaN: as in :class:`~proxsvm.losses.ChainHinge`.
 
-    Args: as :class:`~proxsvm.losses.ChainHinge`; a chain is the tree with parents −1, 0, 1, …
+    Args: as in :class:`~proxsvm.losses.ChainHinge`; a chain is the tree with parents −1, 0, 1, …
 
     >>> import torch
     >>> unary = torch.tensor([[[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]])

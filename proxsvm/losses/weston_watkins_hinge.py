@@ -15,7 +15,7 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
     Atoms: s = Σ_{k in A} (e_k − e_y), c = |A|, for every set A of wrong classes. Scores ``[n, K]``, target ``[n]``.
     It is K times ``torch.nn.MultiMarginLoss``, which divides by the number of classes.
 
-    Options ``weight``, ``ignore_index`` and ``reduction`` as :class:`~proxsvm.losses.MultiClassHinge`.
+    Options ``weight``, ``ignore_index`` and ``reduction`` as in :class:`~proxsvm.losses.MultiClassHinge`.
 
     Reference: Weston and Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999.
 

@@ -1,4 +1,4 @@
-"""Metrics: the inner product of the dual, and the only home of η."""
+"""Metrics: the inner product of the dual, and the only part that knows η."""
 
 from proxsvm.metrics.base import Metric
 from proxsvm.metrics.diagonal import Diagonal

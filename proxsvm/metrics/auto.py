@@ -1,4 +1,4 @@
-"""η by itself: the distance gone so far over the gradients seen so far."""
+"""Automatic η: the distance covered so far over the gradients so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxsvm._numbers import Number, on_host, to_float
 
-FIRST = 1e-3  # r̄ at first, as a part of ‖w_0‖
+FIRST = 1e-3  # the first r̄, as a fraction of ‖w_0‖
 
 
 class DistanceOverGradients:
@@ -55,7 +55,7 @@ class DistanceOverGradients:
         if isinstance(far, Tensor) and isinstance(squares, Tensor):
             stay = torch.as_tensor(skip, device=self.far.device)
             new = [torch.where(stay, self.far, far), torch.where(stay, self.squares, squares)]
-            torch._foreach_copy_([self.far, self.squares], new)  # as in geometry.count(): not far.copy_()
+            torch._foreach_copy_([self.far, self.squares], new)  # not far.copy_(): see geometry.count()
         elif not to_float(skip):
             self.far.fill_(far)
             self.squares.fill_(squares)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Metric(ABC):
-    """Base of all metrics: M, symmetric and positive definite, fixed before the problem of a step is made.
+    """Base of all metrics: M, symmetric and positive definite, fixed before the problem of a step is built.
 
-    A subclass writes :meth:`solve` and :meth:`times`; every inner product and the update follow. The tensors come as
-    lists, one per parameter of a group. A metric holds options and no state of the training.
-    ``identity`` declares that M = 1, for solvers that cannot do without; ``elementwise`` that M is diagonal, so that
-    any part of a parameter can be treated by itself, as on the shards of FSDP2.
+    A subclass defines :meth:`solve` and :meth:`times`; every inner product and the update follow. Tensors are passed as
+    lists, one per parameter of a group. A metric holds options and no training state.
+    ``identity`` declares that M = 1, for solvers that require it; ``elementwise`` that M is diagonal, so that
+    any part of a parameter can be processed separately, as on the shards of FSDP2.
     """
 
     identity: bool = False
@@ -47,23 +47,23 @@ class Metric(ABC):
     """The names of the tensors that the optimizer keeps for each parameter: zeros at first, float32 or better."""
 
     def shape(self, name: str, w: Tensor) -> tuple[int, ...]:
-        """The shape of the tensor ``name`` that is kept for a parameter; its own if not said otherwise."""
+        """The shape of the tensor ``name`` that is kept for a parameter; by default the parameter's."""
         return tuple(w.shape)
 
     def observe(self, cell: Cell, x: Tensors, scale: Number) -> None:  # noqa: B027 (most metrics learn nothing)
-        """See the first direction, scale · x, of a step: fix M for all of it, and change nothing that is kept.
+        """Receive the first direction, scale · x, of a step: fix M for the whole step, without changing any state.
 
-        ``cell.state(name)`` is what earlier steps have left, ``cell.steps`` how many they were (None: a problem made by
-        hand), and ``cell.fixed`` is free for what the metric wants to find again within the step.
+        ``cell.state(name)`` is the state after earlier steps, ``cell.steps`` their number (None: a problem built by
+        hand), and ``cell.fixed`` is free for what the metric needs again within the step.
         """
 
     def commit(self, cell: Cell, skip: bool | Tensor) -> None:  # noqa: B027
-        """The step was taken, unless ``skip`` holds: bring what is kept up to date, in place."""
+        """The step was taken, unless ``skip`` holds: update the state, in place."""
 
     # What follows; a metric with kernels of its own overrides these.
 
     def products(self, cell: Cell, x: Sequence[Tensor], with_w: bool, start: Tensors | None = None) -> Sums:
-        """⟨x, M⁻¹x⟩, ⟨w, x⟩, ⟨w, M w⟩ and ⟨u, M u⟩ with u = w − start; those that were not asked for are 0."""
+        """⟨x, M⁻¹x⟩, ⟨w, x⟩, ⟨w, M w⟩ and ⟨u, M u⟩ with u = w − start; those that were not requested are 0."""
         found = Sums(dots(x, self.solve(cell, x)))
         if with_w:
             found = found._replace(wx=dots(cell.w, x), ww=dots(cell.w, self.times(cell, cell.w)))

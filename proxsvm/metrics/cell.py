@@ -1,4 +1,4 @@
-"""What one pass over memory takes: the parameters of a group that are alike, and what is kept of them."""
+"""What one pass over memory covers: parameters of a group with the same dtype and device, and their state."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from proxsvm.metrics.groups import Group
 
 
 class Memory:
-    """What a step finds of earlier ones: nothing, for a problem made by hand. An optimizer overrides it.
+    """The state left by earlier steps: nothing, for a problem built by hand. An optimizer overrides it.
 
-    ``kinds``: for each parameter, what it must have in common with others to be treated in one pass.
+    ``kinds``: for each parameter, what it must share with others to be processed in one pass.
     """
 
     kinds: Sequence[Hashable] | None = None
 
     def tensors(self, name: str, at: Sequence[int], w: Tensors, metric: Metric) -> list[Tensor]:
-        """The state ``name`` of the parameters ``w`` at some indices, made where it is missing."""
+        """The state ``name`` of the parameters ``w`` at some indices, created where it is missing."""
         return [t.new_zeros(metric.shape(name, t), dtype=accumulator(t.dtype)) for t in w]
 
     def steps(self, at: Sequence[int]) -> Tensor | None:
-        """How many steps these parameters have taken, one number for all of them."""
+        """How many steps these parameters have taken, one count for all of them."""
         return None
 
-    # η by itself.
+    # Automatic η.
 
     auto: DistanceOverGradients | None = None
     found: Number = 1.0
@@ -41,7 +41,7 @@ class Memory:
     def find(self, start: Number, distance: Number, squares: Number) -> None:
         """Choose η for this step."""
         if self.auto is None:
-            raise ValueError("lr='auto' needs the history of an optimizer; a problem made by hand needs a number")
+            raise ValueError("lr='auto' needs the history of an optimizer; a problem built by hand needs a number")
         self.found = self.auto.eta(start, distance, squares)
 
     def commit(self, skip: bool | Tensor) -> None:
@@ -51,7 +51,7 @@ class Memory:
 
 
 class Cell:
-    """The parameters of one group, dtype and device: what one pass over memory takes.
+    """The parameters of one group, dtype and device: what one pass over memory covers.
 
     ``at``: their indices in the problem's list; ``share``: the weight of their inner products in a sum over ranks,
     1/copies where several ranks hold the same parameters; ``observed``: the direction that fixed the metric, and its
@@ -62,7 +62,7 @@ class Cell:
         self, group: Group, at: Sequence[int], w: list[Tensor], kernels: StepKernels, share: float, memory: Memory
     ) -> None:
         self.group, self.at, self.w, self.kernels, self.share, self.memory = group, at, w, kernels, share, memory
-        self.whole = False  # whether the cell is all of the problem
+        self.whole = False  # whether the cell covers the whole problem
         self.observed: tuple[Tensors, Moments] | None = None  # see observe()
         self.fixed: Any = None
         self._sums: tuple[Tensors, Sums] | None = None
@@ -78,7 +78,7 @@ class Cell:
         return self._part[1]
 
     def state(self, name: str) -> list[Tensor]:
-        """What is kept of earlier steps, one tensor per parameter."""
+        """The state left by earlier steps, one tensor per parameter."""
         return self.memory.tensors(name, self.at, self.w, self.group.metric)
 
     @property
@@ -87,7 +87,7 @@ class Cell:
         return self.memory.steps(self.at)
 
     def observe(self, x: Tensors, moments: Moments) -> None:
-        """Let the moments of ``x`` make the metric of this step."""
+        """Let the moments of ``x`` define the metric of this step."""
         self.observed, self.fixed, self._passes, self._sums = (x, moments), None, None, None
 
     def passes(self, x: Tensors) -> Passes:
@@ -98,21 +98,21 @@ class Cell:
         return self._passes[1]
 
     def squared_length(self, x: Tensors) -> Number:
-        """Σ x², in no metric."""
+        """Σ x², without a metric."""
         in_metric = self.observed is not None and self.observed[0] is x
         passes = self.kernels.bind(self.w, x) if in_metric else self.passes(x)
         return passes.products(with_w=False).xx
 
     @property
     def eta(self) -> Number:
-        """η: the group's own, times the one that was found for all where that is asked for; in the step's precision."""
+        """η: the group's own, times the automatic one where that is requested; in the step's precision."""
         eta = self.group.eta
         if isinstance(eta, Tensor):
             eta = eta.to(accumulator(self.w[0].dtype))
         return eta * self.memory.found if self.group.auto else eta
 
     def eta_for(self, other: Number) -> Number:
-        """η, as a float where ``other``, which it is going to meet, is one."""
+        """η, as a float where ``other``, with which it will be combined, is one."""
         return self.eta if isinstance(other, Tensor) else to_float(self.eta)
 
     def sums(self, x: Tensors, with_w: bool = True) -> Sums:
@@ -132,7 +132,7 @@ def of_a_kind(
         return []
     alike = shares is None and (kinds is None or len(set(kinds[group.at.start : group.at.stop])) == 1)
     if alike and {own[0].dtype}.issuperset(map(attrgetter("dtype"), own)) and _on_one_device(own):
-        return [group.at]  # as nearly always
+        return [group.at]  # the usual case
     keys = [
         (p.device, p.dtype, None if shares is None else shares[i], None if kinds is None else kinds[i])
         for i, p in zip(group.at, own, strict=True)

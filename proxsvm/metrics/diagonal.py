@@ -25,8 +25,8 @@ class Diagonal(Metric):
     holds as in any other. The gradient is the first direction of the step, whatever the solver does after it.
 
     Args:
-        beta2: how slowly the running mean forgets, in [0, 1).
-        eps: what keeps M away from 0, above 0.
+        beta2: the decay of the running mean, in [0, 1).
+        eps: keeps M away from 0; above 0.
 
     Reference: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015.
 
@@ -35,7 +35,7 @@ class Diagonal(Metric):
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
     >>> scores = w * torch.tensor([1.0, 100.0])                        # two scales; at first M = |g|
     >>> problem = ProxProblem.from_scores(L1Regression(), scores, torch.zeros(2), [w], lr=0.1, metric=Diagonal())
-    >>> problem.displacement(problem.first())                          # both coordinates move alike
+    >>> problem.displacement(problem.first())                          # both coordinates move equally far
     [tensor([-0.1000, -0.1000])]
     """
 
@@ -60,7 +60,7 @@ class Diagonal(Metric):
         return -1 / torch.expm1((t.to(accumulator(cell.w[0].dtype)) + 1) * log)
 
     def _seen(self, cell: Cell) -> tuple[Tensors, Moments]:
-        assert cell.observed is not None, "the geometry observes the first direction before anything is asked of it"
+        assert cell.observed is not None, "the geometry must observe the first direction before it is used"
         return cell.observed
 
     def _moved(self, cell: Cell) -> Iterator[Tensor]:
@@ -70,7 +70,7 @@ class Diagonal(Metric):
             yield beta2 * a + (1 - beta2) * (scale * g.detach().to(a.dtype)).square()
 
     def _M(self, cell: Cell) -> list[Tensor]:
-        """The diagonal of M, made once per step where a solver asks for more than the first direction."""
+        """The diagonal of M, computed once per step where a solver needs more than the first direction."""
         if cell.fixed is None:
             correction = self._seen(cell)[1].correction
             cell.fixed = [(correction * a).sqrt() + self.eps for a in self._moved(cell)]

@@ -1,4 +1,4 @@
-"""The metrics of all parameter groups, bound to the parameters of one problem: the only home of η.
+"""The metrics of all parameter groups, bound to the parameters of one problem: the only part that knows η.
 
 With H = M/η in each group and r = decay · M w, the inner product of the dual is ⟨a, b⟩ = ⟨a, H⁻¹ b⟩, so that
 
@@ -27,9 +27,9 @@ class Geometry:
     Args:
         params: w_t.
         groups: η, weight decay and metric of ranges of ``params``.
-        kernels: what passes over the memory; torch's own operations if None.
+        kernels: the passes over memory; torch's own operations if None.
         shares: the weight of each parameter's inner products in a sum over ranks, 1 for all if None.
-        memory: what earlier steps have left, for metrics and updates that need it.
+        memory: the state left by earlier steps, for metrics and updates that need it.
 
     >>> w = torch.tensor([3.0, 4.0])
     >>> space = Geometry([w], [Group(eta=0.5, decay=0.1, at=range(1))])
@@ -72,7 +72,7 @@ class Geometry:
             xx, ww, uu = self.reduce([total([p * s[k] for p, s in sums]) for k in (0, 2, 3)])
             auto[0].memory.find(start=ww, distance=uu, squares=scale * scale * xx)
 
-    sharded = False  # whether this rank holds but a part of the parameters
+    sharded = False  # whether this rank holds only a part of the parameters
 
     def reduce(self, numbers: Sequence[Number]) -> Sequence[Number]:
         """Sums over this rank's shards as sums over all of them."""
@@ -81,7 +81,7 @@ class Geometry:
     # Inner products.
 
     def products(self, x: Sequence[Tensor]) -> Products:
-        """⟨r, x⟩, ‖x‖² and ‖r‖²: all that a single step asks of its vectors, in one pass over them."""
+        """⟨r, x⟩, ‖x‖² and ‖r‖²: all that a single step needs from its vectors, in one pass over them."""
         return Products(*self.reduce(self.local_products(x)))
 
     def local_products(self, x: Sequence[Tensor]) -> list[Number]:
@@ -111,7 +111,7 @@ class Geometry:
         return self.reduce([total(list(terms))])[0]
 
     def r_squared(self) -> Number:
-        """‖r‖²; it does not change in the life of a problem, and is computed once."""
+        """‖r‖²; it is constant for a problem, and is computed once."""
         if self._r_squared is None:
             terms = [
                 cell.eta * cell.share * cell.group.decay**2 * dots(cell.w, cell.group.metric.times(cell, cell.w))
@@ -122,7 +122,7 @@ class Geometry:
         return self._r_squared
 
     def local_squared_length(self, x: Sequence[Tensor]) -> Number:
-        """Σ x² over this rank's parameters, in no metric: what a bound on the length of the gradient compares."""
+        """Σ x² over this rank's parameters, without a metric: for the bound on the gradient norm."""
         return total([cell.share * cell.squared_length(cell.of(x)) for cell in self.cells])
 
     # Vectors.
@@ -146,7 +146,7 @@ class Geometry:
         return self._gather(of)
 
     def scale(self) -> float | None:
-        """The number a of H⁻¹ = a · 1, where there is one for all parameters; else None."""
+        """The scalar a of H⁻¹ = a · 1, where it is the same for all parameters; else None."""
         scales = {to_float(cell.eta) if cell.group.metric.identity else None for cell in self.cells}
         return scales.pop() if len(scales) == 1 else None
 
@@ -186,10 +186,10 @@ class Geometry:
     # The update.
 
     def _kept(self, cell: Cell) -> tuple[list[Tensor] | None, list[Tensor] | None]:
-        """The velocities and averages of a cell, None where there are none; an error would come too late for others."""
+        """The velocities and averages of a cell, None where there are none; checked before other cells change."""
         z = cell.state("z") if cell.group.momentum else None
         mean = None if cell.group.average is None else cell.state("average")
-        if not cell.whole:  # else its passes compare them before they change anything
+        if not cell.whole:  # otherwise its passes check them before they change anything
             for what, tensors in (("velocity", z), ("average", mean)):
                 if tensors is not None:
                     compare(what, cell.w, tensors)
@@ -198,19 +198,19 @@ class Geometry:
     def advance(self, point: DualPoint, skip: bool | Tensor = False) -> bool | Tensor:
         """z ← μ z − H⁻¹ (gamma · r + delta),   w ← w − H⁻¹ (r + delta) + μ z;   nothing at all where ``skip`` holds.
 
-        A group with η = 0 stays where it is, its velocity too: the paper's z has η inside and would coast on. The
+        A group with η = 0 does not change, nor does its velocity: the paper's z contains η and would keep moving. The
         average of the weights is w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps.
 
         Args:
             point: a dual point of the problem.
-            skip: a bool, or a 0-dim bool tensor that nothing waits for.
+            skip: a bool, or a 0-dim bool tensor that is not read on the host.
 
-        Returns whether nothing has moved, of the kind of ``skip`` and η.
+        Returns whether nothing has moved, as a bool or a tensor like ``skip`` and η.
         """
         factor, x = factored(point.delta)
         counts: dict[int, tuple[Tensor, bool | Tensor]] = {}
         stays: list[bool | Tensor] = []
-        kept = [self._kept(cell) for cell in self.cells]  # all of it, before anything moves
+        kept = [self._kept(cell) for cell in self.cells]  # all of them, before anything moves
         for cell, (z, mean) in zip(self.cells, kept, strict=True):
             eta, decay, longest = cell.eta_for(factor), cell.group.decay, cell.group.average
             stay: bool | Tensor = skip
@@ -237,7 +237,7 @@ def _chosen(params: list[Tensor], at: Sequence[int]) -> list[Tensor]:
 
 
 def count(steps: Sequence[tuple[Tensor, bool | Tensor]]) -> None:
-    """t ← t + 1 unless nothing was moved. (Not ``t.add_()``: torch 2.13 compiles that to nothing here.)"""
+    """t ← t + 1 unless nothing was moved. (Not ``t.add_()``: torch 2.13 drops that when it compiles.)"""
     moved = [
         stay.to(t.device).logical_not() if isinstance(stay, Tensor) else torch.full_like(t, not stay)
         for t, stay in steps
@@ -247,7 +247,7 @@ def count(steps: Sequence[tuple[Tensor, bool | Tensor]]) -> None:
 
 
 def _all(flags: Sequence[bool | Tensor]) -> bool | Tensor:
-    """Whether all flags hold; known to the host where all of them are."""
+    """Whether all flags hold; a Python bool where all of them are."""
     tensors = [flag for flag in flags if isinstance(flag, Tensor)]
     if not tensors or any(flag is False for flag in flags):
         return all(flag is True for flag in flags)

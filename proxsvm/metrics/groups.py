@@ -18,8 +18,8 @@ Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
 class Group(NamedTuple):
     """Parameters that share η, weight decay and a metric; ``at``: their indices in the problem's list.
 
-    ``auto``: whether η is found by the step itself; ``eta`` is then a factor of it. ``momentum`` is μ, ``average`` the
-    largest weight of the average of the weights, None where there is none: both are of the update alone.
+    ``auto``: whether η is chosen automatically; ``eta`` is then a factor of it. ``momentum`` is μ, ``average`` the
+    largest weight of the average of the weights, None where there is none; only the update uses them.
     """
 
     eta: Number
@@ -48,7 +48,7 @@ def flatten(
         if eta is None:
             raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
         if isinstance(eta, str):
-            raise ValueError(f"lr is {eta!r}; expected a number: 'auto' takes an optimizer's history")
+            raise ValueError(f"lr is {eta!r}; expected a number: 'auto' needs an optimizer's history")
         if isinstance(eta, Tensor) and eta.dim():  # set by hand, after the group was checked
             eta = eta.reshape(())
         members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
@@ -61,12 +61,12 @@ def flatten(
             groups.append(Group(eta, decay, at, chosen, auto, mu, g.get("average")))
             flat += members
     if not flat:
-        raise ValueError("params is empty (a generator that was used up already?)")
+        raise ValueError("params is empty (a generator that was already used up?)")
     return flat, groups
 
 
 def check_metric(metric: Any) -> Metric:
-    """``metric``, the Euclidean one for None; raise TypeError where it is none."""
+    """``metric``, the Euclidean one for None; raise TypeError if it is not a metric."""
     if metric is None:
         return EUCLIDEAN
     if not isinstance(metric, Metric):

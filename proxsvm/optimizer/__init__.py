@@ -1,4 +1,4 @@
-"""ProxOptimizer, and what makes it a citizen of PyTorch."""
+"""ProxOptimizer, and what it needs to work in PyTorch training stacks."""
 
 from proxsvm.optimizer.no_decay import no_decay
 from proxsvm.optimizer.params_first import ParamsFirst

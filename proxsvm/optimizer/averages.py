@@ -1,6 +1,6 @@
-"""The averages of the weights: beside them for training, in their place for evaluation.
+"""The averages of the weights: next to them for training, in their place for evaluation.
 
-The state of a parameter p tells where its two versions are, in either mode and whatever was loaded:
+The state of a parameter p shows where its two versions are, in either mode and whatever was loaded:
 
     state[p]["average"]    the average, unless p itself is it
     state[p]["weights"]    the training weights, unless p itself is them
@@ -29,7 +29,7 @@ COUNT = "t:buffers"
 class Tracked(NamedTuple):
     """A buffer whose average is kept: its module (the tensor may be replaced), and its name there and in the model.
 
-    ``first``: its value at the beginning, where the average begins, as that of the weights does.
+    ``first``: its initial value, with which the average starts, like that of the weights.
     """
 
     module: nn.Module
@@ -44,8 +44,8 @@ class Tracked(NamedTuple):
         assert found is not None
         return found
 
-    def anew(self) -> Tracked:
-        """The same, beginning with the value of now."""
+    def restarted(self) -> Tracked:
+        """The same, starting with the current value."""
         return self._replace(first=self.tensor.detach().clone())
 
 
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
     weights: str = "weights"
 
     def check(self, averaged: bool) -> None:
-        """Raise RuntimeError where the tensor is no longer the one that the state belongs to."""
+        """Raise RuntimeError if the tensor is no longer the one that the state belongs to."""
         x, key = self.x, self.average if averaged else self.weights
         kept = self.own.get(key)
         if kept is None:
@@ -69,13 +69,13 @@ class Pair(NamedTuple):
             raise RuntimeError(
                 f"the {key} of a tensor are {kept.dtype}, but it is {x.dtype} now: the model was converted after the "
                 "steps were taken, or while the averaged weights were in place. Convert a copy instead, "
-                "copy.deepcopy(model).half(), and leave the model that is being trained as it is"
+                "copy.deepcopy(model).half(), and do not convert the model that is being trained"
             )
 
     def put_average(self) -> None:
-        """x ← average. What x cannot hold, in half precision, stays in the state."""
+        """x ← average. Digits that x cannot hold, in half precision, stay in the state."""
         x, own = self.x.detach(), self.own
-        if self.average not in own:  # x is the average already, or has none
+        if self.average not in own:  # x already is the average, or has none
             return
         kept, fits = own[self.average], own[self.average].dtype == x.dtype
         if self.weights in own:  # loaded, or rounded
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
         return found.detach()
 
     def both(self) -> dict[str, Tensor]:
-        """Copies of the two versions: what they are copied from changes places in the next switch."""
+        """Copies of the two versions: the originals are exchanged by the next switch."""
         found = {key: self.known(key) for key in (self.average, self.weights)}
         return {key: version.clone() for key, version in found.items() if version is not None}
 
@@ -120,7 +120,7 @@ def _exchange(a: Tensor, b: Tensor) -> None:
 
 
 class AveragingOptimizer(GroupedOptimizer):
-    """An optimizer that can put the averages in the place of the weights."""
+    """An optimizer that can replace the weights with their averages."""
 
     _tracked: list[Tracked] | None = None  # the buffers that are averaged; None: no model is followed
     _model: weakref.ref[nn.Module] | None = None  # the model that is followed
@@ -132,11 +132,11 @@ class AveragingOptimizer(GroupedOptimizer):
         return any(group.get("averaged", False) for group in self.param_groups)
 
     def eval(self) -> None:
-        """Put the averages in the place of the weights; no step can be taken until ``train()``.
+        """Replace the weights with their averages; no step can be taken until ``train()``.
 
-        Nothing is lost and nothing synchronises. Parameters without an average stay as they are. Of parameters in half
+        Nothing is lost and nothing synchronises. Parameters without an average do not change. For parameters in half
         precision, both versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward
-        pass it may hold gathered copies of its shards, which have to go.
+        pass it may hold gathered copies of its shards, which have to be dropped.
 
         >>> from proxsvm import ProxOptimizer
         >>> from proxsvm.losses import L1Regression
@@ -175,7 +175,7 @@ class AveragingOptimizer(GroupedOptimizer):
     # Buffers.
 
     def _home(self) -> tuple[Tensor, float | None] | None:
-        """The parameter whose state holds the averages of the buffers, at first the first averaged; its largest β."""
+        """The parameter whose state has the averages of the buffers, at first the first averaged one; its largest β."""
         owners = [(p, g["average"]) for g in self.param_groups for p in g["params"]]
         holds = (owner for owner in owners if COUNT in self.state.get(owner[0], ()))
         return next(holds, None) or next((owner for owner in owners if owner[1] is not None), None)
@@ -184,7 +184,7 @@ class AveragingOptimizer(GroupedOptimizer):
         return [Pair(b.tensor, own, f"average:{b.path}", f"weights:{b.path}") for b in self._tracked or ()]
 
     def _pairs(self) -> Iterator[Pair]:
-        """Everything that has two versions, or may have; an average that is no longer kept is out of date, and goes."""
+        """Everything that has two versions, or may have; an average that is no longer updated is dropped."""
         for group in self.param_groups:
             for p in group["params"]:
                 if (own := self.state.get(p)) is not None:
@@ -229,17 +229,17 @@ class AveragingOptimizer(GroupedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with options of its own, its ``metric`` included; checked before anything changes.
 
-        While averages are in place, the new parameters are as they are: they have none yet.
+        While averages are in place, the new parameters do not change: they have no average yet.
         """
         averaged = self.averaged
         super().add_param_group(param_group)
         self.param_groups[-1]["averaged"] = averaged
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, to be saved beside the model's own: together they resume bit for bit, in whichever mode.
+        """The state, to be saved with the model's own: together they resume bit for bit, in either mode.
 
-        Each group says in ``"averaged"`` whether the model's ``state_dict()`` of the same moment has the averages, as
-        after ``eval()`` and always where the model is followed. Then this one holds the training weights, too.
+        ``"averaged"`` in each group tells whether the model's ``state_dict()`` at the same moment has the averages, as
+        after ``eval()``, and always if the model follows its optimizer. Then this one also holds the training weights.
         """
         pairs = list(self._pairs())
         found = super().state_dict()
@@ -278,7 +278,7 @@ class AveragingOptimizer(GroupedOptimizer):
                     own[key] = own[key].clone()  # what was loaded may share memory with the parameters
         self._untracked = self._tracked is None and any(COUNT in own for own in self.state.values())
         if not averaged and not any(pair.weights in pair.own for pair in self._pairs()):
-            self._switch(False)  # there is one version only, as before the first step
+            self._switch(False)  # there is only one version, as before the first step
 
 
 def reshard(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Batch-norm statistics that are estimated anew."""
+"""Batch-norm statistics, re-estimated."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from proxsvm.optimizer.follow import followed
 
 @torch.no_grad()
 def refresh_batch_norm(model: nn.Module, loader: Iterable[Any], batches: int | None = None) -> None:
-    """Estimate the batch-norm statistics anew for the weights that evaluation uses, as the mean over batches.
+    """Re-estimate the batch-norm statistics for the weights that evaluation uses, as the mean over batches.
 
-    Batch-norm layers see the batches as in training, all others as in evaluation. Of a model that follows its optimizer
-    these are the averaged weights, and training goes on as if nothing had happened: afterwards the model is in the mode
-    that it was in, and the training weights have their own statistics. Of any other model it is whatever is in place
-    (call ``optimizer.eval()`` before), and there is one set of statistics only. torch's ``update_bn`` calls
-    ``model.train()``, which lets the training weights back in.
+    Batch-norm layers run in training mode, all others in evaluation mode. For a model that follows its optimizer
+    these are the averaged weights, and training is not affected: afterwards the model is in the mode
+    that it was in, and the training weights have their own statistics. For any other model it is whatever is in place
+    (call ``optimizer.eval()`` first), and there is only one set of statistics. torch's ``update_bn`` calls
+    ``model.train()``, which puts the training weights back.
 
     Args:
         model: the model, in any mode.
-        loader: gives inputs, tuples that begin with one, or dicts of the model's arguments, on the model's device.
-        batches: how many of them at most; all if None.
+        loader: yields inputs, tuples that start with one, or dicts of the model's arguments, on the model's device.
+        batches: at most this many of them; all if None.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(1))
     >>> refresh_batch_norm(model, [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [7.0]])])
@@ -51,7 +51,7 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any], batches: int | N
                     batch if isinstance(batch, Tensor) else batch[0]
                 )
             if not seen:
-                raise ValueError("the loader gave no batch to estimate batch-norm statistics from")
+                raise ValueError("the loader yielded no batch to estimate batch-norm statistics from")
         except BaseException:
             for norm, old in zip(norms, before, strict=True):
                 for buffer, value in zip(norm.buffers(recurse=False), old, strict=True):
@@ -66,7 +66,7 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any], batches: int | N
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards every module's own mode again, and every optimizer's."""
+    """Evaluation mode; afterwards every module and every optimizer is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     training = [optimizer for optimizer in followed(model) if not optimizer.averaged]
     model.eval()

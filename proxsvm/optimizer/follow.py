@@ -19,7 +19,7 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
     Running means and variances are averaged with the weights' β (of the first averaged group) after each step that was
-    taken, and live in the optimizer's state. What is evaluated, saved or exported is then the average:
+    not skipped, and are kept in the optimizer's state. What is evaluated, saved or exported is then the average:
 
     - ``model.eval()``, ``model.train(False)``, ``optimizer.eval()`` and the ``eval()`` of anything that contains the
       model (DDP, a compiled module, a LightningModule) put the averages in place; ``train()`` puts the training weights
@@ -27,20 +27,20 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
       changes no weight. A call of the model with ``model.training`` set, which trainers may do without ``train()``,
       puts the training weights back, too. To train with all layers in evaluation mode: ``model.eval();
       optimizer.train()``.
-    - ``model.state_dict()`` holds copies of the averages in both modes, so that no trainer can save anything else, and
+    - ``model.state_dict()`` has copies of the averages in both modes, so that no trainer can save anything else, and
       ``optimizer.state_dict()`` the training weights; together they resume bit for bit, in any order of loading. (The
-      ``state_dict()`` of a part of the model, and ``state_dict(keep_vars=True)``, hold what is in place.)
+      ``state_dict()`` of a part of the model, and ``state_dict(keep_vars=True)``, contain what is in place.)
     - ``model.load_state_dict()`` alone sets averages and training weights: the best weights, loaded again after
-      training, are those that ``eval()`` shows. (While averages are in place, or after ``optimizer.load_state_dict()``,
-      tensors that are those averages leave the training weights as they are.)
+      training, are those that ``eval()`` uses. (While averages are in place, or after ``optimizer.load_state_dict()``,
+      loading these same averages does not change the training weights.)
     - ``copy.deepcopy(model)`` and ``torch.save(model)`` give a plain model with the weights that are in place, which
       follows no optimizer. Call ``model.eval()`` first, as for every export.
 
     The model keeps the optimizer alive. Call ``follow`` again after adding layers, or with a new optimizer of the same
-    parameters. Statistics that are estimated anew with the averaged weights: :func:`~proxsvm.refresh_batch_norm`.
+    parameters. To re-estimate the statistics with the averaged weights: :func:`~proxsvm.refresh_batch_norm`.
 
     Args:
-        model: holds all parameters of the optimizer; wrapped by DDP or ``torch.compile`` or not.
+        model: contains all parameters of the optimizer; may be wrapped by DDP or ``torch.compile``.
         optimizer: a ``ProxOptimizer(..., average=0.995)``, or a trainer's wrapper of one.
 
     >>> from proxsvm import ProxOptimizer
@@ -71,19 +71,17 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check(model: nn.Module, optimizer: AveragingOptimizer) -> None:
-    """Raise ValueError where the model cannot follow the optimizer."""
+    """Raise ValueError if the model cannot follow the optimizer."""
     if all(group["average"] is None for group in optimizer.param_groups):
         raise ValueError("the optimizer keeps no average to follow: ProxOptimizer(..., average=0.995)")
     outside = len(_outside(model, optimizer))
     if outside:
         raise ValueError(
             f"{outside} of the optimizer's {len(optimizer._params())} parameters are not in this "
-            f"{type(model).__name__}, but would be switched with it: follow the module that holds all of them"
+            f"{type(model).__name__}, but would be switched with it: follow the module that contains all of them"
         )
     if optimizer._model is not None and optimizer._model() not in (None, model):
-        raise ValueError(
-            "the optimizer has another model that follows it, and one only can: follow the module that holds both"
-        )
+        raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
 
 
 def followed(model: nn.Module) -> list[AveragingOptimizer]:
@@ -103,21 +101,21 @@ def _leave(old: AveragingOptimizer, new: AveragingOptimizer) -> None:
     """Let a model stop following ``old``, for an optimizer of the same parameters."""
     if not {id(p) for p in old._params()} & {id(p) for p in new._params()}:
         raise ValueError(
-            "the model follows an optimizer of other parameters, and can follow one only: give both sets of parameters "
-            "to one optimizer as groups, or follow each part of the model by itself, follow(model.generator, first)"
+            "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "
+            "to one optimizer as groups, or follow each part of the model separately, follow(model.generator, first)"
         )
     if old.averaged:
         raise ValueError(
-            "the model follows another optimizer, whose averages are in place: call model.train() to have the training "
-            "weights back, and follow the new one then"
+            "the model follows another optimizer, whose averages are in place: call model.train() to put the training "
+            "weights back, and then follow the new one"
         )
     old._model = old._tracked = None
 
 
 class _Follower:
-    """What stands in the place of a model's ``train``, and its hooks; without an optimizer, on a copy, it does nothing.
+    """Replaces a model's ``train``, and has its hooks; without an optimizer, on a copy, it does nothing.
 
-    The model holds it, so it holds the model weakly.
+    The model refers to it, so its own reference to the model is weak.
     """
 
     def __init__(self, model: Any) -> None:
@@ -126,10 +124,10 @@ class _Follower:
         self.loading: list[Pair] = []
 
     def join(self, model: nn.Module) -> None:
-        """Stand in the place of ``model.train``."""
+        """Replace ``model.train``."""
         model.__dict__["train"] = self
         model.register_forward_pre_hook(self.before_forward)
-        # torch writes an attribute to this one, which a method cannot have
+        # torch sets an attribute on this one, which a method does not allow
         model.register_state_dict_post_hook(partial(_Follower.after_state_dict, self))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(self.before_load)  # type: ignore[no-untyped-call]
         model.register_load_state_dict_post_hook(self.after_load)  # type: ignore[no-untyped-call]
@@ -138,30 +136,30 @@ class _Follower:
         """``model.train(mode)``, and the optimizer with it."""
         model = self.model()
         assert model is not None
-        if self.optimizer is not None:  # first, because it may refuse
+        if self.optimizer is not None:  # first, because it may raise
             self.optimizer.train() if mode else self.optimizer.eval()
         type(model).train(model, mode)
         return model
 
     def before_forward(self, model: nn.Module, args: Any) -> None:
-        """Put the training weights back where ``model.training`` was set without ``train()``, or a state loaded."""
+        """Put the training weights back if ``model.training`` was set without ``train()``, or a state was loaded."""
         if torch.compiler.is_compiling() or self.optimizer is None:  # step() says what is wrong
             return
         if model.training and self.optimizer.averaged:
             self.optimizer.train()
 
     def after_state_dict(self, model: nn.Module, saved: dict[str, Any], prefix: str, _: Any) -> None:
-        """Replace what is in place by copies of the averages, which the next switch does not change; one for each."""
+        """Replace what is in place with copies of the averages, one each, which the next switch does not change."""
         copies: dict[int, Tensor] = {}
         for name, pair in self._named(model):
             mean, x = pair.known(pair.average), pair.x
-            if mean is not None and prefix + name in saved and saved[prefix + name] is not x:  # it is with keep_vars
+            if mean is not None and prefix + name in saved and saved[prefix + name] is not x:  # it is x with keep_vars
                 if id(x) not in copies:
                     copies[id(x)] = mean.to(x.dtype, copy=True)
                 saved[prefix + name] = copies[id(x)]
 
     def before_load(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        """Note what will be loaded, unless it is the average that is known already, perhaps with more digits."""
+        """Record what will be loaded, unless it is the average that is already known, perhaps with more digits."""
         self.loading = []
         for name, pair in self._named(model):
             mean, x, given = pair.known(pair.average), pair.x.detach(), state.get(prefix + name)
@@ -172,21 +170,21 @@ class _Follower:
 
     @torch.no_grad()
     def after_load(self, model: nn.Module, _: Any) -> None:
-        """Let both versions be what was loaded."""
+        """Set both versions to what was loaded."""
         for pair in self.loading:
             for key in {pair.average, pair.weights} & set(pair.own):
                 pair.own[key].copy_(pair.x)
         self.loading = []
         if self.optimizer is not None:
-            self.optimizer._tracked = [buffer.anew() for buffer in self.optimizer._tracked or ()]
+            self.optimizer._tracked = [buffer.restarted() for buffer in self.optimizer._tracked or ()]
             if _outside(model, self.optimizer):
                 raise RuntimeError(
                     "load_state_dict(assign=True) gave the model new parameters, but the optimizer still has the old "
-                    "ones: load so before you make the optimizer, or without assign=True"
+                    "ones: load it before you create the optimizer, or without assign=True"
                 )
 
     def _named(self, model: nn.Module) -> Iterator[tuple[str, Pair]]:
-        """All that has two versions, by all of its names in the model."""
+        """Everything that has two versions, under all of its names in the model."""
         if self.optimizer is not None:
             pairs = {id(pair.x): pair for pair in self.optimizer._pairs()}
             for named in (model.named_parameters, model.named_buffers):
@@ -201,7 +199,7 @@ class _Follower:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The model inside of wrappers, whose own ``train()`` calls the model's."""
+    """The model inside wrappers whose own ``train()`` calls the model's."""
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
@@ -212,7 +210,7 @@ def _inner(model: nn.Module) -> nn.Module:
 
 
 def _own(optimizer: Any) -> AveragingOptimizer:
-    """The ProxOptimizer inside of wrappers, as Accelerate and Lightning put them around it."""
+    """The ProxOptimizer inside the wrappers of Accelerate or Lightning."""
     found = optimizer
     while isinstance(getattr(found, "optimizer", None), torch.optim.Optimizer):
         found = found.optimizer

@@ -1,6 +1,6 @@
-"""The problem that is left after ``backward()``, where the gradients are not simply what they seem.
+"""The problem after ``backward()``, where the gradients may need corrections.
 
-They may still carry a loss scale (fp16), be spread over ranks, or be longer than a step should trust.
+They may still carry a loss scale (fp16), be spread over ranks, or be longer than ``max_grad_norm``.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def gradient_problem(
 
         delta = 0,    lam = f = mean of floor,    and    delta_s = c g,    lam_s = f + c (mean of value − f),
 
-    with mass c: a convex combination of the gradient's own vertex with the start, so a feasible dual point. There is
-    one reduction, of value and floor alone where every rank has all parameters: it is under way while the inner
+    with mass c: a convex combination of the gradient's own vertex and the start, so a feasible dual point. There is
+    one reduction, of value and floor alone where every rank has all parameters: it runs while the inner
     products are computed.
 
     Args:
         grads: this rank's part of the gradients, S · g, averaged over the ranks already.
-        known: this rank's value of them, and its floor, without S.
+        known: the value that belongs to them on this rank, and its floor, without S.
         geometry: that of this rank's parts of the parameters which have a gradient.
         ranks: the ranks over which the gradients were averaged.
         scale: S, the loss scale that the gradients still carry.
-        max_norm: the largest ‖g‖ that a step trusts.
+        max_norm: the largest ‖g‖ that a step uses.
     """
     numbers = known.numbers(ranks)
     wait = None if ranks is None or geometry.sharded else ranks.start_sum(torch.stack(numbers))
     length: Number | None = None
-    if geometry.observes:  # the metric sees the gradient as the step does, so its length has to be known before
+    if geometry.observes:  # the metric uses the clipped gradient, so its length has to be known first
         if max_norm is not None:
             (length,) = geometry.reduce([geometry.local_squared_length(grads)])
         geometry.observe(grads, _factor(scale, max_norm, length))

@@ -1,4 +1,4 @@
-"""Whether an optimizer can take a parameter group, or a saved state of one."""
+"""Checks of parameter groups and of their saved states."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KEPT = {  # in every metric
 }
 NAMES = KEPT | {"v": "second moment"}
 LARGEST = torch.finfo(torch.float32).max
-ROUNDING = 1e-12  # so far below 0 a schedule to 0 may end
-STATISTICS = ("average:", "weights:", "t:")  # how the names of what is kept of a model's buffers begin
+ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
+STATISTICS = ("average:", "weights:", "t:")  # the prefixes of a model's averaged buffers
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
 
 def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise unless an optimizer can take ``group``; its parameters become a list."""
+    """Raise unless ``group`` is valid; its parameters become a list."""
     lr, mu, decay = (group[k] if k in group else defaults[k] for k in ("lr", "momentum", "weight_decay"))
     if isinstance(lr, str) and lr == "auto":
         group["auto"], lr = True, 1.0
@@ -51,7 +51,7 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
                 "without a graph"
             )
     given = group["params"]
-    if not isinstance(given, Tensor | set):  # torch refuses a set, which has no order
+    if not isinstance(given, Tensor | set):  # torch rejects a set, which has no order
         given = group["params"] = list(given)
     for p in [given] if isinstance(given, Tensor) else given:
         tensor = p[1] if isinstance(p, tuple) else p
@@ -65,9 +65,9 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
 
 
 def checked(group: dict[str, Any]) -> dict[str, Any]:
-    """``group``; raise where an option was set since, by hand or by a scheduler, to what no step can be taken with.
+    """``group``; raise if an option has since been set, by hand or by a scheduler, to an invalid value.
 
-    A learning rate on an accelerator is not waited for.
+    A learning rate on an accelerator is not read.
     """
     if torch.compiler.is_compiling():
         return group
@@ -106,7 +106,7 @@ def check_state(state_dict: dict[str, Any], groups: Sequence[Mapping[str, Any]],
         places.update(zip(theirs["params"], ((p, metric) for p in mine["params"]), strict=True))
     modes = [theirs.get("averaged", False) for theirs in saved]
     if any(type(mode) is not bool or mode != modes[0] for mode in modes):
-        raise ValueError(f"the state_dict says averaged={modes} of its groups; expected True for all, or False for all")
+        raise ValueError(f"the state_dict has averaged={modes} in its groups; expected True for all, or False for all")
     averaged = any(modes)
     for place, state in state_dict["state"].items():
         if place not in places:
@@ -127,7 +127,7 @@ def _saved_groups(state_dict: Any) -> Sequence[Mapping[str, Any]]:
     if not (isinstance(groups, list | tuple) and isinstance(states, Mapping)) or not all(
         isinstance(entry, Mapping) for entry in (*groups, *states.values())
     ):
-        raise ValueError("the state_dict's 'param_groups' is no list of dicts, or its 'state' no dict of dicts")
+        raise ValueError("the state_dict's 'param_groups' is not a list of dicts, or its 'state' not a dict of dicts")
     return groups
 
 
@@ -137,7 +137,7 @@ def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
     if missing or foreign:
         raise ValueError(
             f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
-            "another optimizer. Start with a fresh ProxOptimizer, and choose its lr anew"
+            "another optimizer. Start with a new ProxOptimizer, and choose its lr again"
         )
     try:
         check_group({**group, "params": []}, {})
@@ -160,12 +160,12 @@ def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
 
 
 def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the state ``name`` of a parameter: its own, or for what is summed float32 or better."""
+    """The dtype of the state ``name`` of a parameter: its own, or float32 or better for sums."""
     return dtype if name in ("z", "weights", "start") else accumulator(dtype)
 
 
 def state_shape(name: str, p: Tensor, metric: Metric) -> tuple[int, ...]:
-    """The shape of the state ``name`` of a parameter: its own, unless the metric says otherwise."""
+    """The shape of the state ``name`` of a parameter: its own, unless the metric defines another."""
     return metric.shape(name, p) if name in metric.state else tuple(p.shape)
 
 
@@ -175,7 +175,7 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
     if not isinstance(x, Tensor) or (x.is_meta and not p.is_meta):
         raise ValueError(f"{what} is {x!r}; expected a tensor with numbers in it")
     if name.startswith(STATISTICS):
-        return  # whatever the model's buffers are like; follow() compares them
+        return  # whatever the model's buffers are; follow() compares them
     if name == "t":
         _check_number(what, x)
         if not x.is_meta and x < 0:
@@ -188,7 +188,7 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
             "another precision"
         )
     if not x.is_meta and not local(x).isfinite().all():
-        raise ValueError(f"{what} holds NaN or infinite numbers: the state is damaged, or its training had diverged")
+        raise ValueError(f"{what} contains NaN or infinite values: the state is damaged, or its training had diverged")
 
 
 def _check_number(what: str, x: Any) -> None:
@@ -198,9 +198,9 @@ def _check_number(what: str, x: Any) -> None:
 
 
 def _check_versions(place: Any, state: Mapping[str, Any], averaged: bool) -> None:
-    """Both versions of what is averaged where the model was saved with the averages, else one.
+    """Raise unless averaged tensors have both versions if the model was saved with the averages, otherwise one.
 
-    Of buffers there may be both in any case, where a state was loaded and no model was followed.
+    Buffers may have both in any case, if a state was loaded and no model followed the optimizer.
     """
     for name in state:
         kind, _, path = str(name).partition(":")
@@ -209,7 +209,7 @@ def _check_versions(place: Any, state: Mapping[str, Any], averaged: bool) -> Non
         if other is not None and both != averaged and not (path and both):
             raise ValueError(
                 f"the state of parameter {place} has {sorted(map(str, state))}, but its groups averaged={averaged}. "
-                "There are both 'average' and 'weights' where the averages were in the model's place, else only the "
+                "There are both 'average' and 'weights' if the model was saved with the averages, otherwise only the "
                 "first. (With torch.distributed.checkpoint, call proxsvm.follow() or optimizer.eval() before you get "
                 "the state to load into, or save after optimizer.train().)"
             )

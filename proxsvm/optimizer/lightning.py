@@ -1,4 +1,4 @@
-"""A callback of Lightning, with which a LightningModule follows its optimizer."""
+"""A Lightning callback, with which a LightningModule follows its optimizer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Callback: Any = load("lightning.pytorch", extra="trainers").Callback
 
 
 class FollowOptimizer(Callback):  # type: ignore[misc]
-    """Validate, test, predict with and save the averages: ``Trainer(callbacks=[FollowOptimizer()])``.
+    """Validate, test and predict with the averages, and save them: ``Trainer(callbacks=[FollowOptimizer()])``.
 
-    It calls :func:`proxsvm.follow` for the module and its optimizer, unless ``configure_optimizers`` has followed it
-    already (as it should where there are several optimizers: each with the part of the module that it trains), and puts
+    It calls :func:`proxsvm.follow` for the module and its optimizer, unless ``configure_optimizers`` has done so
+    already (as it should with several optimizers: each with the part of the module that it trains), and puts
     the training weights back before every training batch: Lightning restores the modules' modes without ``train()``.
-    Checkpoints hold the averages in ``"state_dict"``, the training weights in ``"optimizer_states"``, and resume.
+    Checkpoints contain the averages in ``"state_dict"``, the training weights in ``"optimizer_states"``, and resume.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Follow the optimizers that keep an average."""
-        for optimizer in followed(pl_module):  # of an earlier fit, which a test may have left with its averages
+        for optimizer in followed(pl_module):  # of an earlier fit; a test may have left the averages in place
             optimizer.train()
         found = [o for o in trainer.optimizers if any(g.get("average") is not None for g in o.param_groups)]
         if not found:

@@ -25,7 +25,7 @@ class LossScale(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> LossScale:
-        """What stands while ``GradScaler.step()`` runs, and nothing at any other time."""
+        """What holds while ``GradScaler.step()`` runs, and nothing at any other time."""
         gradients: Tensor | None = getattr(optimizer, "grad_scale", None)
         unscaled_by: Tensor | None = getattr(optimizer, "_unscaled_by", None)
         value = gradients
@@ -50,8 +50,8 @@ class Scalable(Optimizer):
 
     @found_inf.setter
     def found_inf(self, found: Tensor) -> None:
-        # After unscale_() the scaler passes no scale on, and its state is all there is to know it from. The setter's
-        # caller is the scaler's own step(), so no user has to hand the scaler over.
+        # After unscale_() the scaler passes no scale on; only its state has it. The setter's
+        # caller is the scaler's own step(), so the user need not pass the scaler.
         self._found_inf: Tensor | None = found
         scaler = sys._getframe(1).f_locals.get("self")
         self._unscaled_by = unscaled_by(scaler, self) if isinstance(scaler, GradScaler) else None
@@ -61,15 +61,15 @@ class Scalable(Optimizer):
         self._found_inf = self._unscaled_by = None
 
     def forget_scale(self) -> None:
-        """To be called before an error is raised: ``GradScaler.step()`` cleans up only after a step that returns."""
+        """Call this before raising an error: ``GradScaler.step()`` cleans up only after a step that returns."""
         self.__dict__.pop("grad_scale", None)
         del self.found_inf
 
 
 def unscaled_by(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
-    """The scale that ``scaler.unscale_(optimizer)`` has taken out of the gradients; None where it was not called."""
+    """The scale that ``scaler.unscale_(optimizer)`` has removed from the gradients; None where it was not called."""
     try:
         stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
         return scaler._get_scale_async() if stage.name == "UNSCALED" else None
-    except (AttributeError, KeyError):  # private parts of torch; a scale that is passed on was not taken out
+    except (AttributeError, KeyError):  # private parts of torch; a scale that is passed on was not removed
         return None if getattr(optimizer, "grad_scale", None) is not None else torch.tensor(scaler.get_scale())

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of its parameters from step to step, in its ``state``."""
+"""What an optimizer keeps for its parameters between steps, in its ``state``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from proxsvm.optimizer.ranks import Ranks, ShardedGeometry, any_sharded, is_spli
 
 
 class StateMemory(Memory):
-    """What belongs to each parameter, made when needed.
+    """What belongs to each parameter, created when needed.
 
     The velocity ``z``, the second moment ``v``, the ``average``, the ``start`` (the first value, for lr="auto"), the
     step count ``t``.
 
     ``t`` is one tensor for all parameters of a group that have taken the same steps: where it is shared, one pass over
-    memory can take them together.
+    memory can process them together.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StateMemory(Memory):
         fresh: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         for p in params:
             if "t" not in self._state[p]:
-                kind = p.device, accumulator(p.dtype)  # what is computed of it has the precision of the step
+                kind = p.device, accumulator(p.dtype)  # what is computed from it has the step's precision
                 if kind not in fresh:
                     fresh[kind] = torch.zeros((), dtype=kind[1], device=p.device)
                 self._state[p]["t"] = fresh[kind]
@@ -73,7 +73,7 @@ class StateMemory(Memory):
         return [local(x) for x in found] if any_sharded(found) else found
 
     def _states(self, at: Sequence[int]) -> Collection[dict[str, Any]]:
-        """Of the parameters at some indices; without a look-up where the order is that of the state, as nearly always.
+        """Of the parameters at some indices; without a look-up where the order is that of the state, the usual case.
 
         (A tensor as a key is hashed in Python.)
         """
@@ -83,7 +83,7 @@ class StateMemory(Memory):
 
     def steps(self, at: Sequence[int]) -> Tensor | None:
         """The shared count of these parameters."""
-        found: Tensor | None = self._state.get(self._owners[at[0]], {}).get("t")  # reading makes no empty state
+        found: Tensor | None = self._state.get(self._owners[at[0]], {}).get("t")  # reading creates no empty state
         return found
 
 
@@ -96,7 +96,7 @@ def _at_first(name: str, p: Tensor, metric: Metric, dtype: torch.dtype) -> Tenso
 
 
 def _auto(groups: Sequence[dict[str, Any]]) -> DistanceOverGradients | None:
-    """The rule for lr="auto"; its two numbers are kept in the first group that asks for it, for all of them."""
+    """The rule for lr="auto"; its two scalars are kept in the first group that uses it, for all of them."""
     first = next((g for g in groups if g.get("auto") and g["params"]), None)
     return None if first is None else DistanceOverGradients(first["far"], first["squares"])
 
@@ -124,7 +124,7 @@ def geometry_of(
     kernels: StepKernels,
     ranks: Ranks | None,
 ) -> Geometry:
-    """The geometry of this rank's parts of the parameters, ``owners``, with what the optimizer keeps of them."""
+    """The geometry of this rank's parts of the parameters, ``owners``, with what the optimizer keeps for them."""
     counted = [bool(g["metric"].state) or g["average"] is not None for g in groups]
     memory = StateMemory(state, groups, owners, counted)
     if not any_sharded(owners):
@@ -133,8 +133,8 @@ def geometry_of(
         raise RuntimeError("fused=True, but a parameter is a DTensor: leave fused at None")
     for metric in (g["metric"] for g in groups if not g["metric"].elementwise and any_sharded(g["params"])):
         raise RuntimeError(
-            f"{metric} needs whole parameters, but they are sharded (DTensor): use a metric that is elementwise, as "
-            "Diagonal is, or give the sharded parameters a group with another metric"
+            f"{metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, such as "
+            "Diagonal, or give the sharded parameters a group with another metric"
         )
     parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
     if ranks is not None:

@@ -1,4 +1,4 @@
-"""What an optimizer says where it cannot go on, or should not."""
+"""The optimizer's errors and warnings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NO_VALUE = (
 )
 AVERAGED = (
     "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
-    "be taken from them: call optimizer.train() before the forward pass, or model.train() where the model is followed. "
+    "start from them: call optimizer.train() before the forward pass, or model.train() if the model follows it. "
     "(To train a model whose modules are in evaluation mode, call optimizer.train() after model.eval().)"
 )
 NO_ORIGIN = (
     "this value does not come straight from a proxsvm loss, so its scores are unknown: return criterion(model(x), y) "
     "itself, with reduction 'mean' or 'sum', not scaled, added to or detached, with gradients enabled. (Loss weights "
-    f"belong in lr or sample_weight.) Where another loss is computed, there are three ways out: {_WAYS_OUT}"
+    f"belong in lr or sample_weight.) If another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 MISSING = (
     "a term of the loss is missing from the record: it was added to the criterion's value, and differentiated, but the "

@@ -11,7 +11,7 @@ def no_decay(model: nn.Module) -> list[dict[str, Any]]:
     """Two groups for ``ProxOptimizer(..., weight_decay=...)``: weights decay; biases, norms and other vectors do not.
 
     Parameters with fewer than two dimensions go into the second group, whose weight decay is 0. Those that need no
-    gradient are left out, shared ones are taken once, and a group may be empty.
+    gradient are left out, shared ones are listed once, and a group may be empty.
 
     >>> weights, rest = no_decay(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
     >>> [tuple(p.shape) for p in weights["params"]], [tuple(p.shape) for p in rest["params"]], rest["weight_decay"]

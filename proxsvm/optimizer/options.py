@@ -1,4 +1,4 @@
-"""Whether an optimizer can take its options."""
+"""The checks of an optimizer's options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_options(
     if not isinstance(loss, ConvexLoss):
         raise TypeError(
             f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
-            "from the tangent planes of a convex loss. (Of several, give the first, and declare the others: "
+            "from the tangent planes of a convex loss. (With several, pass the first, and declare the others: "
             "term = optimizer.watch(term))"
         )
     if not isinstance(solver, DualSolver):
@@ -26,7 +26,7 @@ def check_options(
             raise ValueError(f"max_grad_norm is {max_grad_norm}; expected a length above 0, or None")
         if solver.needs_graph:
             raise ValueError(
-                f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} takes many "
+                f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
                 "directions: leave it out, and bound the step by lr"
             )
     if isinstance(process_group, str) and process_group != "default":

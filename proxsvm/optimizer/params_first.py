@@ -1,4 +1,4 @@
-"""A ProxOptimizer whose parameters come first, for those who build optimizers by a convention."""
+"""A ProxOptimizer whose parameters come first, for factories that rely on this convention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxsvm.solvers.single_step_fw import SingleStepFW
 class ParamsFirst(ProxOptimizer):
     """``ProxOptimizer`` for factories that call ``cls(params, **options)``: skorch, LightningCLI, timm-like scripts.
 
-    Nothing else differs. The training loop has to call the optimizer's own criterion, ``optimizer.loss``: give skorch
+    Nothing else differs. The training loop has to call the optimizer's own criterion, ``optimizer.loss``: pass skorch
     the same object as ``criterion`` and as ``optimizer__loss``, and in a LightningModule call
     ``self.optimizers().loss(scores, y)``.
 

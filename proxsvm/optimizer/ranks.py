@@ -1,10 +1,10 @@
-"""Training on several processes: what has to be averaged over ranks, or summed over shards.
+"""Training in several processes: what has to be averaged over ranks, or summed over shards.
 
-Data parallel training averages the gradients over the ranks, so the problem of a step is the average too:
+Data-parallel training averages the gradients over the ranks, so the problem of a step is the average, too:
 
     P(d) = ‖d‖²/(2η) + ⟨r, d⟩ + (1/R) Σ_ranks Σ_i p_i ℓ(u_i + J_i d; y_i)
 
-Each rank weighs 1/R, as in its gradients, however many samples it has. Where the parameters are sharded (FSDP2), an
+Each rank has the weight 1/R, as in its gradients, however many samples it has. If parameters are sharded (FSDP2), an
 inner product of vectors is the sum over the shards.
 """
 
@@ -33,7 +33,7 @@ ProcessGroup: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
 
 
 def ranks_of(group: ProcessGroup) -> Ranks | None:
-    """The ranks of ``group``, or None where there is but one: then nothing of this file runs."""
+    """The ranks of ``group``, or None if there is only one: then nothing in this file runs."""
     if group is None or not (dist.is_available() and dist.is_initialized()):
         return None
     chosen = None if isinstance(group, str) else group
@@ -48,7 +48,7 @@ class Ranks:
         self.group, self.size = group, size
 
     def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
-        """Begin Σ_ranks x, of one small tensor; call the result to have it. Work done in between hides the wait."""
+        """Start Σ_ranks x, of one small tensor; call the result to get it. Work done in between hides the latency."""
         total = x.clone()
         work = dist.all_reduce(total, group=self.group, async_op=True)
 
@@ -71,7 +71,7 @@ class Ranks:
         return [means[i] for i in range(len(tensors))]
 
     def agree(self, numbers: Tensor) -> bool:
-        """Whether every rank has the same numbers, or some rank has one that is not finite."""
+        """Whether every rank has the same values, or some rank has one that is not finite."""
         both = torch.stack([numbers, -numbers])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         return bool((both[0] == -both[1]).all() | ~both.isfinite().all())
@@ -90,14 +90,14 @@ class Ranks:
         odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
         if odd:
             raise RuntimeError(
-                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ could be right for all. "
+                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. "
                 "Replicas: wrap the model in DistributedDataParallel, or use fully_shard, before the first step. "
                 "ZeroRedundancyOptimizer shows each rank only its share of the parameters and is not supported: "
                 "use fully_shard to save memory. Ranks that train models of their own: process_group=None"
             )
 
 
-# Shards. A DTensor is known by what it has, so that its package is imported by those who use it.
+# Shards. A DTensor is recognised by its attributes, so that its package is imported only by those who use it.
 
 
 def is_sharded(p: Tensor) -> bool:
@@ -111,7 +111,7 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
 
 
 def is_split(p: Tensor) -> bool:
-    """Whether this process holds but a part of ``p``."""
+    """Whether this process holds only a part of ``p``."""
     return is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size())  # type: ignore[attr-defined]
 
 
@@ -124,7 +124,7 @@ def local(p: Tensor) -> Tensor:
 
 
 def local_grad(p: Tensor) -> Tensor:
-    """This rank's part of the gradient of ``p``, cut as ``p`` is."""
+    """This rank's part of the gradient of ``p``, sharded like ``p``."""
     grad = p.grad
     assert grad is not None
     if is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ class AveragedLinearization(Linearization):
         return self._ranks.mean(super().vjp(s, *options, **named))
 
     def jacobian(self, *options: Any, **named: Any) -> Tensor:
-        """Not known here: the samples are spread over the ranks."""
+        """Not available here: the samples are spread over the ranks."""
         raise RuntimeError(
             f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian (ExactQP and "
             "verify() need it): use SingleStepFW or MultiStepFW, or verify in a process of its own"
@@ -193,7 +193,7 @@ class AveragedLinearization(Linearization):
 
 
 class AveragedProblem(ProxProblem):
-    """The problem averaged over ranks. Every rank must ask the same questions of it in the same order."""
+    """The problem averaged over ranks. Every rank must call the same methods in the same order."""
 
     ranks: Ranks
 
@@ -212,7 +212,7 @@ class AveragedProblem(ProxProblem):
         return self.ranks.mean([value])[0]
 
     def check(self, point: DualPoint, solver: object) -> None:
-        """Raise where a solver has used samples past the averages, so that the replicas would drift apart. It waits."""
+        """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
         lam, gamma = (to_tensor(x, self.origin.coefficients) for x in (point.lam, point.gamma))
         if not self.ranks.agree(torch.stack([lam, gamma])):
             raise RuntimeError(

@@ -25,16 +25,16 @@ class Record:
 
         d(weight · value · one) / d one = weight · value,
 
-    so ``one.grad`` is the record: summed over micro-batches as gradients are, whatever the user divides by, in eager
-    mode and inside a compiled graph. There is one such leaf for each dtype and device. Only values that depend on the
-    optimizer's own parameters pass through it. The record must go when the gradients go, whoever clears them and how.
+    so ``one.grad`` is the record: summed over micro-batches like gradients, whatever the user divides by, in eager
+    mode and inside a compiled graph. There is one such leaf per dtype and device. Only values that depend on the
+    optimizer's own parameters pass through it. The record must be cleared with the gradients, however that happens.
 
-    What a loss knows never to fall below is recorded alike, by a leaf of value 0 in ``value · one + floor · zero``.
+    The lower bound of a loss is recorded in the same way, with a leaf of value 0 in ``value · one + floor · zero``.
 
     Args:
-        params: gives the optimizer's parameters.
+        params: returns the optimizer's parameters.
         like: a tensor on the device, and of the dtype, that values are expected to have.
-        hidden: whether the graph does not show the parameters, as under FSDP: then every value counts.
+        hidden: whether the graph does not contain the parameters, as under FSDP: then every value counts.
 
     >>> from proxsvm.losses import L1Regression
     >>> criterion, w = L1Regression(), torch.tensor([3.0], requires_grad=True)
@@ -53,15 +53,15 @@ class Record:
         self._used: list[_Use] = []
         self._unaccounted = False  # whether a backward pass found gradients that are not those of the record
         self.edited = False  # whether a gradient was changed between backward() and step()
-        self._pass = -1  # torch's number of the last backward pass
-        self._found: tuple[int, bool, bool | None] = -1, False, None  # that number, and how it found the gradients
-        self.partial = False  # whether one differentiated terms that were not recorded
+        self._pass = -1  # torch's id of the last backward pass
+        self._found: tuple[int, bool, bool | None] = -1, False, None  # that id, and what it found the gradients to be
+        self.partial = False  # whether a pass differentiated terms that were not recorded
         self._passes = 0
         self._values, self._floors = (_Sum(at, like, _hook(self._begin)) for at in (1.0, 0.0))
         self._looking = _hook(self._look)
 
     def watch(self, module: nn.Module) -> None:
-        """Record the values of ``module`` from now on. It holds the record weakly; a copy of it is not watched."""
+        """Record the values of ``module`` from now on. It refers to the record weakly; a copy of it is not watched."""
         handle = module.register_forward_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
 
@@ -71,9 +71,9 @@ class Record:
         return self.sums()[0]
 
     def sums(self, now: Gradients | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """The value, and the sum of what the losses know never to fall below, or None where none knows more than 0.
+        """The value, and the sum of the lower bounds of the losses, or None where none is above 0.
 
-        ``now``: the gradients that are there, where they are known.
+        ``now``: the current gradients, where they are known.
         """
         if torch.compiler.is_compiling():
             return self._values.first.grad, self._floors.first.grad
@@ -86,7 +86,7 @@ class Record:
 
     @property
     def mark(self) -> tuple[tuple[int, int], ...]:
-        """What changes whenever something is recorded."""
+        """A key that changes whenever something is recorded."""
         grads = [one.grad for one in self._values.leaves()]
         return tuple((id(g), -1 if g is None else g._version) for g in grads)
 
@@ -99,7 +99,7 @@ class Record:
         return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
 
     def spend(self, now: Gradients | None, value: Tensor | None) -> None:
-        """A step has used the record. It counts on only for as long as the parameters keep their gradients, ``now``.
+        """A step has used the record. It stays valid only as long as the parameters keep their gradients, ``now``.
 
         ``now`` is None where the step has used ``value`` itself, whose graph was still there, and no gradients.
         """
@@ -125,7 +125,7 @@ class Record:
         self._gradients = None if torch.compiler.is_compiling() else self._present()  # zeros, perhaps
 
     def check(self, now: Gradients | None, as_left: bool) -> None:
-        """Raise where another optimizer has used this value; note whether a gradient has been edited before ``now``.
+        """Raise if another optimizer has used this value; record whether a gradient was edited before ``now``.
 
         ``as_left``: whether the gradients should be as ``backward()`` left them. (Ranks and loss scalers change them.)
         """
@@ -134,7 +134,7 @@ class Record:
         self.edited = as_left and _backward_pass()[1] is not None and (self._unaccounted or changed)
 
     def check_value(self, value: Tensor) -> None:
-        """Raise where another optimizer has used ``value``, whose graph is still there."""
+        """Raise if another optimizer has used ``value``, whose graph still exists."""
         if (use := getattr(value, "used", None)) is not None:
             self._require_unused([use])
 
@@ -142,12 +142,12 @@ class Record:
         if any(use.by is not None and use.by() is not None and use.by() is not self for use in uses):
             raise RuntimeError(
                 "another optimizer has taken a step for the same loss value: each would move its parameters as if it "
-                "had to remove the whole loss alone, and both together go too far. Put all parameters into one "
+                "had to remove the whole loss alone, and both together would go too far. Put all parameters into one "
                 "ProxOptimizer, as parameter groups with options of their own"
             )
 
     def joined(self, change: Callable[[], None]) -> None:
-        """Make a change to the list of parameters. Those that join bring gradients of the same backward passes."""
+        """Change the list of parameters. New ones have gradients of the same backward passes."""
         as_left = self._gradients is not None and self._same(self._present())
         change()
         if as_left:
@@ -188,9 +188,9 @@ class Record:
         return seen + floor * self._floors.leaf(value)
 
     def _look(self) -> None:
-        """Note how a backward pass finds the gradients.
+        """Record the state in which a backward pass finds the gradients.
 
-        A leaf waits for all values that pass through it. By then one of several heads may have its gradients.
+        A leaf's hook runs after all values that pass through it. By then one of several heads may have its gradients.
         """
         now, _ = _backward_pass()
         if now == -1 or now != self._found[0]:
@@ -198,9 +198,9 @@ class Record:
             self._found = now, same, None if same else _left(_grads(self._params()))
 
     def _begin(self) -> None:
-        """A backward pass begins: gradients that were cleared or zeroed take their record along."""
+        """A backward pass starts: gradients that were cleared or zeroed invalidate their record."""
         now, queue = _backward_pass()
-        if queue is None or now == self._pass != -1:  # another leaf has said so already
+        if queue is None or now == self._pass != -1:  # another leaf has reported it already
             return
         self._pass = now
         self._look()
@@ -211,7 +211,7 @@ class Record:
                 self.clear()
                 self._used = used[-1:]  # the value that is being differentiated
             if left or (left is None and not spent):
-                self._unaccounted = bool(used)  # by no compiled graph, which gives gradients in an order of its own
+                self._unaccounted = bool(used)  # not for a compiled graph, whose order of gradients is its own
         self._passes += 1
         if self._passes.bit_count() == 1:  # 1, 2, 4, …: a script adds the same terms in every step
             leaves, params = {id(x) for x in self._values.leaves()}, {id(p) for p in self._params()}
@@ -236,7 +236,7 @@ class Record:
 
 
 class _Sum:
-    """Leaves of one fixed value, one for each dtype and device, whose gradients add up.
+    """Leaves of one fixed value, one per dtype and device, whose gradients add up.
 
     ``begin``: the hook of a leaf, called before it gets its gradient.
     """
@@ -250,10 +250,10 @@ class _Sum:
         return [self.first, *self.others.values()]
 
     def leaf(self, like: Tensor) -> Tensor:
-        """That of this dtype and device."""
+        """The leaf of this dtype and device."""
         if like.dtype == self.first.dtype and like.device == self.first.device:
             return self.first
-        if torch.compiler.is_compiling():  # a graph cannot make a leaf
+        if torch.compiler.is_compiling():  # a graph cannot create a leaf
             return self.first.to(like)
         key = like.dtype, like.device
         if key not in self.others:
@@ -284,7 +284,7 @@ def _hook(method: Callable[[], None]) -> Callable[[Tensor], None]:
 
 
 class Gradients(NamedTuple):
-    """What tells gradients from changed ones: their identities and versions. They are not kept alive."""
+    """Detects changed gradients by their identities and versions. It does not keep them alive."""
 
     first: weakref.ref[Tensor]
     ids: list[int]
@@ -303,12 +303,12 @@ def _grads(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _left(grads: Sequence[Tensor]) -> bool | None:
-    """Whether a gradient is not zero; None on an accelerator, where to know would synchronise."""
+    """Whether a gradient is not zero; None on an accelerator, where the check would synchronise."""
     return any(bool(g.any()) for g in grads) if all(map(on_host, grads)) else None
 
 
 def _backward_pass() -> tuple[int, Callable[[Callable[[], None]], None] | None]:
-    """torch's number of the backward pass that is running, and what queues a function for its end.
+    """torch's id of the running backward pass, and the function that queues a callback for its end.
 
     Both are private parts of torch. Without them, gradients that others edit or clear go unnoticed.
     """

@@ -1,4 +1,4 @@
-"""What a step tells of itself."""
+"""The report of a step."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class StepReport(NamedTuple):
 
 
 def report_of(gamma: Number, loss: Tensor, dual: Number, gap: Number | None, steps: int) -> StepReport:
-    """The same numbers, as tensors like the loss."""
+    """The same values, as tensors like the loss."""
     known = None if gap is None else to_tensor(gap, loss)
     return StepReport(to_tensor(gamma, loss), loss, to_tensor(dual, loss), known, steps)

@@ -1,4 +1,4 @@
-"""Terms of the loss that nobody has declared, found in the graph that a backward pass goes through."""
+"""Terms of the loss that were not declared, found in the graph of a backward pass."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def differentiated() -> Sequence[Tensor]:
-    """What the backward pass that calls a hook in this thread began from; empty where that cannot be known.
+    """The tensors from which the backward pass that calls a hook in this thread started; empty if unknown.
 
-    torch does not tell a hook. Its own function that starts the engine has it, further up in the stack; the backward
+    torch does not pass them to a hook. Its function that starts the engine has them, further up the stack; the backward
     pass of a GPU has a stack of its own.
     """
     frame = sys._getframe()

@@ -1,4 +1,4 @@
-"""The value of the gradients that a step is taken for."""
+"""The loss value that a step's gradients belong to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from proxsvm._numbers import Number, on_host, to_float
 from proxsvm.optimizer.ranks import Ranks
 from proxsvm.problem import ProxProblem
 
-ROUNDING = 1e-5  # of float32, with which a value may have been read and given back
+ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
 
 
 class LossValue(NamedTuple):
-    """The value of the gradients and, where it is known to be more than 0, what the loss never falls below.
+    """The value that the gradients belong to and, where it is above 0, the loss's lower bound.
 
     >>> LossValue(torch.tensor(6.0), torch.tensor(2.0)).plus(torch.tensor(-1.0))
     LossValue(value=tensor(5.), floor=tensor(1.))
@@ -27,7 +27,7 @@ class LossValue(NamedTuple):
     floor: Tensor | None = None
 
     def plus(self, term: Tensor | None) -> LossValue:
-        """With a ``term`` that the record has missed; one that is not a loss ≥ 0 takes the floor down with it."""
+        """With a ``term`` that was not recorded; a negative one also lowers the floor."""
         if term is None:
             return self
         term = term.to(self.value)
@@ -44,7 +44,7 @@ class LossValue(NamedTuple):
         return LossValue(value / scale, None if floor is None else floor / scale)
 
     def replaced(self, given: Tensor) -> LossValue:
-        """With the value that was ``given``. The floor holds if that is the recorded value, or terms ≥ 0 were added."""
+        """With the ``given`` value. The floor is valid if that is the recorded value, or terms ≥ 0 were added."""
         given = given.to(self.value)
         kept = given >= self.value * (1 - ROUNDING)
         return LossValue(given, None if self.floor is None else torch.where(kept, self.floor, 0.0))
@@ -58,7 +58,7 @@ class LossValue(NamedTuple):
 
 
 def given_value(loss: Number) -> Tensor:
-    """The value that was given to ``step(loss=...)``, as a 0-dim tensor."""
+    """The value that was passed to ``step(loss=...)``, as a 0-dim tensor."""
     real = not loss.is_complex() if isinstance(loss, Tensor) else isinstance(loss, SupportsFloat)
     if isinstance(loss, str) or not real:
         raise TypeError(f"loss is {loss!r}; expected a real number, or a tensor of one")
@@ -71,7 +71,7 @@ def given_value(loss: Number) -> Tensor:
 
 
 def lacks_a_term(value: Tensor, problem: ProxProblem) -> bool:
-    """Whether the value of a gradient is 0 and the gradient is not. Not asked of an accelerator: it would synchronise.
+    """Whether the value is 0 and its gradient is not. Not checked on an accelerator: it would synchronise.
 
     A cross-entropy of 1e-9 is 0 in float32, and its gradient of 1e-9 is not: that much is rounding.
     """

@@ -14,7 +14,7 @@ from proxsvm.problem import ProxProblem
 
 
 class Trace(NamedTuple):
-    """The state of a solver after ``step`` steps (or passes over the blocks), ``seconds`` after it began.
+    """The state of a solver after ``step`` steps (or passes over the blocks), ``seconds`` after the start.
 
     ``primal`` and ``dual`` enclose the exact value, ``gap`` is their difference.
     """
@@ -30,9 +30,9 @@ Callback: TypeAlias = Callable[[Trace], None]
 
 
 class DualSolver(ABC):
-    """Base of all solvers. A subclass writes :meth:`solve`, and declares what it needs.
+    """Base of all solvers. A subclass defines :meth:`solve`, and declares what it needs.
 
-    ``needs_graph``: :meth:`solve` asks for more than the problem's first vertex, so the optimizer must be stepped with
+    ``needs_graph``: :meth:`solve` needs more than the problem's first vertex, so the optimizer must be stepped with
     a closure. ``on_ranks``: it uses the samples only through the problem's ``expect()`` and ``linearization.vjp()``,
     which are averages where several ranks train together; without it the optimizer refuses to run it there. A solver
     holds options and no training state.
@@ -66,11 +66,11 @@ class Progress:
         self.began = time.perf_counter()
 
     def enough(self, dual: Number, gap: Number) -> Number:
-        """The gap that ``tol`` asks for, tol · (P − D₀)."""
+        """The gap that ``tol`` requires, tol · (P − D₀)."""
         return self.tol * (gap + dual - self.dual_of_start)
 
     def stop(self, step: int, dual: Number, gap: Number) -> bool:
-        """Report ``step``, and whether the solver may stop there. Without a callback no more is read off the device."""
+        """Report ``step``; whether the solver may stop. Without a callback nothing else is read from the device."""
         if self.callback is not None:
             d, g = float(dual), float(gap)
             self.callback(Trace(step, d + g, d, g, time.perf_counter() - self.began))

@@ -1,4 +1,4 @@
-"""Block-coordinate Frank-Wolfe with exact block steps: the solver to reach 1e-6 with."""
+"""Block-coordinate Frank-Wolfe with exact block steps: the solver for gaps of 1e-6."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from proxsvm.solvers._block.gram import GramBlocks
 from proxsvm.solvers._block.rows import RowBlocks
 from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
-WORK = 1_000_000  # multiplications of a pass times passes: what an interpreter does in about the time of compiling
+WORK = 1_000_000  # multiplications per pass times passes: interpreting them takes about as long as compiling
 
 
 @dataclass(frozen=True)
 class BlockFW(DualSolver):
-    """One sample at a time, in random order, each solved over its own hull with the others held.
+    """One sample at a time, in random order, each solved over its own hull with the others fixed.
 
     On linear models a block step is exact where the hull is a simplex, a box, or the simplex under the entropy (the
-    hinge, ℓ1 and quantile regression, the cross-entropy); else it is a run of pairwise Frank-Wolfe steps over the atoms
+    hinge, ℓ1 and quantile regression, the cross-entropy); else it is some pairwise Frank-Wolfe steps over the atoms
     that the oracle has found for the sample, a new one every pass. Both converge linearly.
 
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
     memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries: m backward
-    passes in batches, and m·P + m² numbers of memory for P parameters. Its loops run on the CPU, compiled by numba
+    passes in batches, and memory for m·P + m² entries with P parameters. Its loops run on the CPU, compiled by numba
     where that is installed (the extra ``fast``).
 
     Args:
@@ -36,9 +36,9 @@ class BlockFW(DualSolver):
         max_passes: at most this many passes over all the samples.
         inner: on features, at most this many further rounds per pass over the samples that still gain and the classes
             that still matter (shrinking).
-        max_entries: the limit of m·P + m², above which a network is refused.
+        max_entries: the limit of m·P + m², above which an error is raised.
         seed: of the random order.
-        compiled: use numba; None means where it can be used, once the work repays compiling, which takes a second or
+        compiled: use numba; None means where possible, once the work is worth compiling for, which takes a second or
             more in every process.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each pass.
 
@@ -71,7 +71,7 @@ class BlockFW(DualSolver):
     def solve(self, problem: ProxProblem, start: Atom | None = None) -> DualPoint:
         """Pass over the blocks until the certified gap is small.
 
-        ``start``: the ``atom`` of an earlier point with the same samples and targets (at another η, say), as a warm
+        ``start``: the ``atom`` of an earlier point with the same samples and targets (perhaps at another η), as a warm
         start. It must be a point of this loss's hull. The returned point carries its own.
         """
         if start is not None and is_feasible(problem, start) is False:

@@ -1,4 +1,4 @@
-"""Fully corrective Frank-Wolfe: what was found is kept, and every step makes the best of it."""
+"""Fully corrective Frank-Wolfe: every step makes the best use of all earlier ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
 @dataclass(frozen=True)
 class CorrectiveFW(DualSolver):
-    """Frank-Wolfe whose every step makes the best of all that was found before.
+    """Frank-Wolfe in which every step makes the best use of all earlier ones.
 
     It works in the space of scores. With x = p·s and G = J H⁻¹ Jᵀ, one vjp and one jvp evaluate G x of a new point, and
-    every inner product ⟨delta_a, delta_b⟩ is a product of score vectors. The last step is spared its jvp.
+    every inner product ⟨delta_a, delta_b⟩ is a product of score vectors. The last step needs no jvp.
 
-    Where the loss's hull has a closed form, G is learnt from the moves made so far, and the next point is the best one
-    of the whole hull under that model: see :class:`~proxsvm.solvers._corrective.curvature.CurvatureModel`. Of other
-    losses the oracle's atoms are kept, and each step takes the best point of their hull: see
+    Where the loss's hull has a closed form, G is learned from the moves so far, and the next point is the best one
+    of the whole hull under that model: see :class:`~proxsvm.solvers._corrective.curvature.CurvatureModel`. For other
+    losses the oracle's atoms are kept, and each step moves to the best point of their hull: see
     :class:`~proxsvm.solvers._corrective.atoms.AtomHull`.
 
     Args:
@@ -31,7 +31,7 @@ class CorrectiveFW(DualSolver):
             costs one more vjp.
         tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
         fraction: stop once the gap is at most this fraction of the first one, as in ``MultiStepFW``.
-        memory: how many points, or moves, to keep beside the present one.
+        memory: how many points, or moves, to keep besides the current one.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each step.
 
     >>> import torch

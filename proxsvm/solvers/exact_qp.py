@@ -1,4 +1,4 @@
-"""The exact solution, by an interior-point solver: for verification."""
+"""The exact solution, with an interior-point solver: for verification."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from proxsvm.solvers.base import DualSolver, check_options
 
 @dataclass(frozen=True)
 class ExactQP(DualSolver):
-    """The maximum of the dual as a quadratic programme, solved by cvxpy (Clarabel by default).
+    """The maximum of the dual as a quadratic program, solved with cvxpy (Clarabel by default).
 
         maximise   lam − ½ ‖r + delta‖²   over the hull of the atoms of every sample
 
-    The hull is the loss's own where it has one; else that of the atoms which the oracle finds, re-solved until it finds
+    The hull is the loss's own where it has one; else that of the atoms that the oracle finds, re-solved until it finds
     no better one. So every loss can be verified.
 
     Args:
         solver: any QP solver of cvxpy, by its name there.
         tol: the certified relative gap to reach.
         max_entries: the size limit of the dense Jacobian, score entries × parameters.
-        max_rounds: how often the oracle may be asked for atoms.
+        max_rounds: how often the oracle may be called for atoms.
         options: passed to the solver as they are.
     """
 
@@ -63,7 +63,7 @@ class ExactQP(DualSolver):
                 return point
             found = loss.oracle(problem.linearised_scores(point), target)
             if _all_listed(found, atoms):
-                return point  # the oracle knows nothing better: what is left of the gap is rounding
+                return point  # the oracle finds nothing better: the rest of the gap is rounding
             atoms.append(found)
         raise RuntimeError(
             f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
@@ -113,7 +113,7 @@ def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:
 
 
 def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
-    """Whether each sample's atom is zero or stands in the list already."""
+    """Whether each sample's atom is zero or already in the list."""
     n = len(atom.offset)
     listed = torch.zeros(n, dtype=torch.bool, device=atom.offset.device)
     zero = Atom(like(atom.s, tuple(torch.zeros_like(s) for s in parts(atom.s))), torch.zeros_like(atom.offset))

@@ -13,13 +13,13 @@ from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 class MultiStepFW(DualSolver):
     """Up to ``max_steps`` steps of the proximal Frank-Wolfe algorithm (Algorithm 2).
 
-    Each step takes the oracle's atom at the linearised scores u + J d, which certifies the gap P − D on the way. A
+    Each step uses the oracle's atom at the linearised scores u + J d, which also certifies the gap P − D. A
     step costs a vjp and a jvp of the network.
 
     Args:
         max_steps: at most this many steps.
         tol: stop once the relative gap (P − D)/(P − D₀) is at most this.
-        fraction: stop once the gap is at most this fraction of the first one. With 0.3, say, an easy batch costs one
+        fraction: stop once the gap is at most this fraction of the first one. With 0.3 an easy batch costs one
             step, and only the hard ones get more.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each step.
 
@@ -51,7 +51,7 @@ class MultiStepFW(DualSolver):
         progress = Progress(point.dual, tol=self.tol, fraction=self.fraction, callback=self.callback)
         for step in range(self.max_steps):
             atom, gap = problem.best_atom(point)
-            assert point.dual is not None  # the start and every move know it
+            assert point.dual is not None  # set by the start and by every move
             if progress.stop(step, point.dual, gap):
                 return certified(point, gap)
             point = problem.move(point, problem.vertex(atom, reuse=self.max_steps > 1))

@@ -15,7 +15,7 @@ class SingleStepFW(DualSolver):
 
         γ = clip₀₁[ (lam_s − η⟨r, delta_s⟩) / (η‖delta_s‖²) ],      delta = γ delta_s
 
-    The cost of SGD: one forward and one backward pass, and no waiting for the device.
+    The cost of SGD: one forward and one backward pass, without synchronising.
 
     >>> import torch
     >>> from proxsvm import ProxProblem

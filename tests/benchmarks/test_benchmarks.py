@@ -39,7 +39,7 @@ def test_missing_images_are_made_up_and_said_so(tmp_path):
     x, y, name = fashion_mnist(tmp_path, 50)
     assert x.shape == (50, 784)
     assert len(y) == 50
-    assert "MADE-UP" in name
+    assert "SYNTHETIC" in name
 
 
 def test_text_like_rows_are_sparse_and_of_unit_length():

@@ -141,7 +141,7 @@ def test_the_cosine_warms_up_and_falls_to_zero():
 
 @pytest.mark.parametrize("options", [{"metric": "diagonal"}, {"average": "0.995"}, {"lr": "auto"}], ids=str)
 def test_options_of_proxsvm_are_refused_for_others(options):
-    with pytest.raises(ValueError, match=r"which adam does not have: only proxsvm's do"):
+    with pytest.raises(ValueError, match=r"which adam does not have: only proxsvm has it"):
         recipe_of(Config(optimizer="adam", **options))
     assert recipe_of(Config(optimizer="dfw", **options)).proximal
 

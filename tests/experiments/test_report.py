@@ -265,7 +265,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "Settings were chosen by the validation value of the best epoch. Mean ± sample standard deviation over the "
         "seeds.",
     ]
-    with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are those of: cifar10"):
+    with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are results of: cifar10"):
         page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
 
 

@@ -51,7 +51,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
 
 
 def test_missing_data_says_how_to_get_it(tmp_path):
-    with pytest.raises(SystemExit, match=r"letter\.data is not there.*--data DIR"):
+    with pytest.raises(SystemExit, match=r"letter\.data is missing.*--data DIR"):
         need(tmp_path / "letter.data", ocr.HOW)
 
 
@@ -215,7 +215,7 @@ def test_the_best_chunks_are_seqevals():
     assert metrics.f1_score(truth, found) == pytest.approx(0.5)  # one of two chunks, as conlleval counts
 
 
-@pytest.mark.skipif(not (DATA / "letter.data").exists(), reason="data/letter.data is not there: see docs/structured.md")
+@pytest.mark.skipif(not (DATA / "letter.data").exists(), reason="data/letter.data is missing: see docs/structured.md")
 def test_the_real_letters():
     words, fold = ocr.load(DATA / "letter.data")
     assert (len(words.x), int(words.lengths.sum()), len(fold.unique())) == (6877, 52152, 10)

@@ -245,7 +245,7 @@ def test_a_torn_log_is_restored(data, tmp_path, capsys, tear):
     capsys.readouterr()
     assert run(made, tmp_path) == whole
     said = capsys.readouterr().out
-    assert ("line 2 is torn" in said) == bool(tear(text))
+    assert ("line 2 is incomplete" in said) == bool(tear(text))
     assert '"epoch"' not in said
     assert log.read_text() == text
 
@@ -274,7 +274,7 @@ def test_names_and_folders_are_checked(data, tmp_path):
         run(config(data, dataset="mnist"), tmp_path)
     assert not list(tmp_path.iterdir())  # nothing was begun
     run(config(data, epochs=1), tmp_path)
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="contains another run"):
         run(config(data, epochs=1, lr=1.0), tmp_path)
 
 
@@ -313,7 +313,7 @@ def test_the_average_is_what_it_says():
             expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
             assert mean.module.weight.item() == pytest.approx(expected)
     for form in ("1.0", "1/0", "0/3", "a tenth"):
-        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the part of the steps"):
+        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the fraction of steps"):
             average(model, form)
 
 

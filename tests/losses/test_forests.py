@@ -270,8 +270,8 @@ def test_bad_chains_are_refused(case):
 BAD_TREES = {
     "a cycle": (Y, torch.tensor([[-1, 2, 1]] * 2), "cycle"),
     "its own parent": (Y, torch.tensor([[-1, 1, 0]] * 2), "cycle"),
-    "no node": (Y, torch.tensor([[-1, 3, 0]] * 2), "no node"),
-    "a parent in the padding": (Y, torch.tensor([[-1, 2, 0]] * 2), torch.tensor([2, 2]), "no node"),
+    "no node": (Y, torch.tensor([[-1, 3, 0]] * 2), "not a node"),
+    "a parent in the padding": (Y, torch.tensor([[-1, 2, 0]] * 2), torch.tensor([2, 2]), "not a node"),
     "parents of another shape": (Y, torch.tensor([-1, 0, 0]), "parents of shape"),
     "no parents": (Y, "not \\(labels, parents\\)"),
 }

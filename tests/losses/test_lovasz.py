@@ -101,7 +101,7 @@ U, Y = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.long)
     [
         (U, Y + 2, "not 0, 1"),
         (U[:, None], Y, "squeeze"),
-        (U, Y.double(), "no integer or bool"),
+        (U, Y.double(), "neither integer nor bool"),
         (U[:0], Y[:0], "at least one sample"),
     ],
 )

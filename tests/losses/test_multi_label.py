@@ -74,7 +74,7 @@ U, P, Y = torch.zeros(2, 3), torch.zeros(3, 2, 2), torch.zeros(2, 3, dtype=torch
     [
         (None, U, Y + 2, "not 0 or 1"),
         (None, U, Y[:, :2], "target of shape"),
-        (None, U, Y.double(), "no integer or bool"),
+        (None, U, Y.double(), "neither integer nor bool"),
         (None, (U, P), Y, "no tuple without a tree"),
         ([-1, 0, 0], U, Y, "needs the scores"),
         ([-1, 0], (U, P), Y, "tree of"),

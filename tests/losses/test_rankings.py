@@ -108,7 +108,7 @@ U, Y = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
     [
         (U, Y + 2, "not 0, 1"),
         (U, Y[:, :2], "target of shape"),
-        (U, Y.double(), "no integer or bool"),
+        (U, Y.double(), "neither integer nor bool"),
         (U[0], Y[0], "expected \\[n, m\\]"),
         (U[:0], Y[:0], "at least one sample"),
     ],

@@ -468,7 +468,7 @@ def test_a_metric_is_an_instance(metric):
 
 def test_auto_needs_an_optimizer_and_other_words_are_refused():
     model, (x, y) = mlp(), batches(1)[0]
-    with pytest.raises(ValueError, match="'auto' takes an optimizer's history"):
+    with pytest.raises(ValueError, match="'auto' needs an optimizer's history"):
         ProxProblem.from_scores(CrossEntropy(), model(x), y, model.parameters(), lr="auto")
     with pytest.raises(TypeError, match="lr is 'fast'"):
         ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr="fast")

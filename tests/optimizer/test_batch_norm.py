@@ -81,7 +81,7 @@ def test_a_model_that_follows_nobody():
 @pytest.mark.parametrize(
     ("loader", "batches", "error", "message"),
     [
-        ([], None, ValueError, "the loader gave no batch"),
+        ([], None, ValueError, "the loader yielded no batch"),
         (INPUTS, 0, ValueError, "batches is 0; expected None, for all, or 1 or more"),
         ([INPUTS[0], torch.zeros(2, 3, dtype=torch.float64)], None, RuntimeError, "shapes cannot be multiplied"),
     ],

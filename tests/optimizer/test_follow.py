@@ -569,7 +569,7 @@ def test_a_model_follows_one_optimizer():
         for part in (model.backbone, model.head)
     ]
     pair = nn.ModuleList([model])
-    with pytest.raises(ValueError, match="another model that follows it"):
+    with pytest.raises(ValueError, match="another model follows this optimizer"):
         follow(pair, optimizer)
     model.eval()
     with pytest.raises(ValueError, match=r"call model\.train\(\)"):

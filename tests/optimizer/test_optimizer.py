@@ -432,7 +432,7 @@ def test_last_reports_the_step():
     assert last.gamma == point.gamma
     assert last.dual == pytest.approx(dual)
     assert last.gap == pytest.approx(gap)
-    with pytest.raises(RuntimeError, match="build the problem anew after every step"):
+    with pytest.raises(RuntimeError, match="build a new problem after every step"):
         problem.gap(point)
     assert all(isinstance(t, torch.Tensor) and t.dim() == 0 for t in last[:4])
 

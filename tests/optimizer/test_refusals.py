@@ -141,9 +141,9 @@ def test_the_state_of_another_metric_is_refused():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("z", math.nan, "the velocity of parameter 0 holds NaN or infinite numbers"),
-        ("v", math.inf, "the second moment of parameter 0 holds NaN or infinite numbers"),
-        ("average", math.nan, "the average of parameter 0 holds NaN"),
+        ("z", math.nan, "the velocity of parameter 0 contains NaN or infinite values"),
+        ("v", math.inf, "the second moment of parameter 0 contains NaN or infinite values"),
+        ("average", math.nan, "the average of parameter 0 contains NaN"),
         ("t", -3.0, "expected 0 or more"),
         ("t", math.nan, "expected a tensor of one finite number"),
     ],

@@ -1,6 +1,6 @@
 """Descriptions of S(y): from one hull follow the oracle, the nearest point, the tangent and cvxpy's constraints.
 
-The only place of the losses that needs cvxpy (the extra ``qp``), and only to :meth:`express` a hull.
+The only part of the losses that needs cvxpy (the extra ``qp``), and only to :meth:`express` a hull.
 """
 
 from proxsvm.losses._hulls.base import ClosedHull, Hull, Polytope

@@ -1,4 +1,4 @@
-"""What every description of S(y) offers."""
+"""The interface of every description of S(y)."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class ClosedHull(Hull):
 
     @abstractmethod
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
-        """``rows``, ``[k, *s.shape]``, projected on the directions in which a nearest point s moves within its face."""
+        """``rows``, ``[k, *s.shape]``, projected onto the directions in which a nearest s moves within its face."""
 
     @abstractmethod
     def contains(self, s: Tensor, slack: float) -> bool:
-        """Whether s, with the best c that goes with it, is in the hull, but for a rounding of ``slack``."""
+        """Whether s, with its best c, is in the hull, up to a rounding error of ``slack``."""
 
 
 def cvxpy() -> Any:

@@ -58,7 +58,7 @@ class EntropyBox(Hull):
 
     def best(self, v: Tensor) -> Atom:
         """α = σ(v)."""
-        alpha, rest = v.sigmoid(), (-v).sigmoid()  # 1 − α would lose the digits of a small rest
+        alpha, rest = v.sigmoid(), (-v).sigmoid()  # 1 − α would lose digits
         return Atom(self.b * alpha - self.a * rest, self._entropy(alpha, rest))
 
     def _entropy(self, alpha: Tensor, rest: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Flow(Hull):
         return Polytope(s, cp.hstack([self._entropy(i, mu[i], nu[i], above[i]) for i in range(B)]), constraints)
 
     def _entropy(self, i: int, mu: Any, nu: Any, above: Any) -> Any:
-        """H of sample i; ``above``: μ_parent for every entry of ν. What must be zero is left out."""
+        """H of sample i; ``above``: μ_parent for every entry of ν. Entries that must be zero are left out."""
         cp, K = cvxpy(), self.truth[0].shape[2]
         label, pair = (x[i].cpu().numpy() for x in self.allowed)
         parent, child = label[self.parents[i].cpu().numpy()], label[1:]

@@ -1,4 +1,4 @@
-"""A hull by its list of atoms."""
+"""A hull given as a list of atoms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listed(Hull):
         return found
 
     def express(self) -> Polytope:
-        """Weights α ≥ 0 with Σ_t α_t ≤ 1 over the list: what is left is the weight of (0, 0)."""
+        """Weights α ≥ 0 with Σ_t α_t ≤ 1 over the list: the rest is the weight of (0, 0)."""
         cp, n = cvxpy(), len(self.atoms[0].offset)
         alpha = cp.Variable((n, len(self.atoms)), nonneg=True)
         s = []

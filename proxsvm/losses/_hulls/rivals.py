@@ -1,4 +1,4 @@
-"""The hull of the Weston-Watkins hinge: every wrong class by itself."""
+"""The hull of the Weston-Watkins hinge: every wrong class independently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxsvm.losses.base import Atom
 
 @dataclass(frozen=True)
 class Rivals(Hull):
-    """s = Σ_k β_k (e_k − e_y), c = Σ_k β_k over 0 ≤ β_k ≤ 1, k ≠ y. ``target`` is y, ``[n]``; K: how many classes.
+    """s = Σ_k β_k (e_k − e_y), c = Σ_k β_k over 0 ≤ β_k ≤ 1, k ≠ y. ``target`` is y, ``[n]``; K: the number of classes.
 
     >>> Rivals(torch.tensor([0]), 3).best(torch.tensor([[1.0, 0.5, 2.0]]))
     Atom(s=tensor([[-2.,  1.,  1.]]), offset=tensor([2.]))

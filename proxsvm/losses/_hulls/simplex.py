@@ -38,7 +38,7 @@ class Simplex(ClosedHull):
         return (s * self.cost).sum(1) + self.cost.gather(1, self.target[:, None]).squeeze(1)
 
     def best(self, v: Tensor) -> Atom:
-        """The class of the largest v + cost."""
+        """The class with the largest v + cost."""
         return self._atom(torch.zeros_like(v).scatter_(1, (v + self.cost).argmax(1, keepdim=True), 1))
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
@@ -73,9 +73,9 @@ def project_on_simplex(z: Tensor) -> Tensor:
     tensor([[1.0000, 0.0000],
             [0.6000, 0.4000]])
     """
-    z = z - z.amax(1, keepdim=True)  # so that large entries do not cost digits
+    z = z - z.amax(1, keepdim=True)  # large entries would cost digits
     ordered = z.sort(1, descending=True).values
     excess = ordered.cumsum(1) - 1
     k = torch.arange(1, z.shape[1] + 1, device=z.device)
-    support = (ordered * k > excess).sum(1, keepdim=True).clamp(min=1)  # 0 where z holds a NaN
+    support = (ordered * k > excess).sum(1, keepdim=True).clamp(min=1)  # 0 where z contains a NaN
     return (z - excess.gather(1, support - 1) / support).clamp(min=0)

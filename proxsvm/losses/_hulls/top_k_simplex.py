@@ -24,7 +24,7 @@ class TopKSimplex(Hull):
     K: int
 
     def best(self, v: Tensor) -> Atom:
-        """The k classes of the largest augmented scores, or 0 where their mean margin is not positive."""
+        """The k classes with the largest augmented scores, or 0 where their mean margin is not positive."""
         y = torch.zeros_like(v).scatter_(1, self.target[:, None], 1)
         alpha = torch.zeros_like(v).scatter_(1, (v + 1 - y).topk(self.k, dim=1).indices, 1 / self.k)
         atom = Atom(alpha - y, (alpha * (1 - y)).sum(1)).about(v, v.gather(1, self.target[:, None]))

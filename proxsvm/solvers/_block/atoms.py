@@ -1,4 +1,4 @@
-"""Any hull, by the atoms that the loss's oracle has found so far."""
+"""Any hull, from the atoms that the loss's oracle has found so far."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from proxsvm._kernels.tensors import Array
 from proxsvm.solvers._block.base import ROUNDS, Evaluation, FlatAtom, kernels
 from proxsvm.solvers._block.row_step import LinearModel, RowStep
 
-MANY = 16  # atoms per sample, from which on those without weight are forgotten
+MANY = 16  # atoms per sample; above, those without weight are dropped
 
 
 class AtomWeights:
-    """For each sample the atoms seen so far and their weights: ``A`` [n, T, M], ``c`` and ``a`` [n, T], ``counts``."""
+    """For each sample the atoms found so far and their weights: ``A`` [n, T, M], ``c`` and ``a`` [n, T], ``counts``."""
 
     def __init__(self, bounds: Array, M: int) -> None:
         n = len(bounds)
         self.A, self.c, self.a = np.zeros((n, 4, M)), np.zeros((n, 4)), np.zeros((n, 4))
-        self.a[:, 0], self.c[:, 0] = 1.0, bounds  # the first atom is (0, f): every hull has it, if only for f = 0
+        self.a[:, 0], self.c[:, 0] = 1.0, bounds  # the first atom is (0, f), which every hull contains
         self.counts = np.ones(n, np.int64)
 
     def add(self, atom: FlatAtom) -> None:
-        """Add an atom for each sample; one that is known already is not kept twice."""
+        """Add an atom for each sample; known ones are not stored twice."""
         s, c = atom
         if self.counts.max() == self.A.shape[1] >= MANY:
             self._drop_idle()
@@ -36,7 +36,7 @@ class AtomWeights:
         self.counts[rows] += 1
 
     def _drop_idle(self) -> None:
-        """Forget the atoms without weight; a smooth loss never finds the same one twice."""
+        """Drop the atoms without weight; a smooth loss never finds the same one twice."""
         kept = self.a > 0
         kept[:, 0] = True
         order = np.argsort(~kept, axis=1, kind="stable")
@@ -57,7 +57,7 @@ class AtomWeights:
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """What the loops take."""
+        """The arguments of the loops."""
         return self.A, self.c, self.a, self.counts
 
 
@@ -72,15 +72,15 @@ class AtomStep(RowStep):
         self.weights.begin(atom)
 
     def combination(self) -> FlatAtom:
-        """The present s and c."""
+        """The current s and c."""
         return self.weights.combination()
 
     def prepare(self, now: Evaluation) -> None:
-        """Take the oracle's new atom."""
+        """Add the oracle's new atom."""
         assert now.best is not None
         self.weights.add(now.best)
 
     def sweep(self, compiled: bool, model: LinearModel, order: Array, least: float) -> tuple[int, float]:
-        """One visit of each sample; which of its atoms matter shows in several passes, so nothing is left out."""
+        """One block step per sample; it takes several passes to see which atoms matter, so none is left out."""
         kernels(compiled).atom_sweep(order, ROUNDS, model.step, model.h, *self.weights.arrays, model.W, *model.rows)
         return 0, 0.0

@@ -21,12 +21,12 @@ from proxsvm.losses.base import Atom, Scores, detached, like, parts
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
-ROUNDS = 10  # pairwise steps per visit of a block, where its hull has no closed form
+ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
 
 
 @functools.cache
 def kernels(compiled: bool) -> Any:
-    """The loops of :mod:`proxsvm._kernels.block_loops`, compiled or as they are."""
+    """The loops of :mod:`proxsvm._kernels.block_loops`, compiled or interpreted."""
     return jit.compiled(block_loops, row_loops) if compiled else block_loops
 
 
@@ -43,10 +43,10 @@ class FlatAtom(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """D and the certified gap of the present point.
+    """D and the certified gap of the current point.
 
     ``gain``: what each sample can gain, ``[n]``, where the hull has a closed form; ``best``: the oracle's atom, where
-    the oracle was asked.
+    the oracle was called.
     """
 
     dual: float
@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
 
 
 class Blocks(ABC):
-    """A dual point by its samples, and a way to improve it sample by sample."""
+    """A dual point, sample by sample, and a way to improve it sample by sample."""
 
     def __init__(self, problem: ProxProblem) -> None:
         self.problem = problem
@@ -68,7 +68,7 @@ class Blocks(ABC):
         self.p = to_numpy(problem.origin.coefficients)
         known = problem.origin.lower_bounds()
         self.bounds = np.zeros_like(self.p) if known is None else to_numpy(known)  # c of the start, [n]
-        self.work = 0  # multiplications: of the sweeps so far or, before the first one, of that one
+        self.work = 0  # multiplications: of the sweeps so far or, before the first, of the first
 
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
@@ -80,15 +80,15 @@ class Blocks(ABC):
 
     @abstractmethod
     def sweep(self, compiled: bool, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
-        """Improve the blocks, in random order, from ``now``, the present evaluation; a gap of ``enough`` would do."""
+        """Improve the blocks, in random order, from ``now``, the current evaluation; a gap of ``enough`` is enough."""
 
     @abstractmethod
     def combination(self) -> FlatAtom:
-        """The present s and c."""
+        """The current s and c."""
 
     @abstractmethod
     def point(self, now: Evaluation) -> DualPoint:
-        """The present point with its delta, D and gap; ``now`` is its evaluation."""
+        """The current point with its delta, D and gap; ``now`` is its evaluation."""
 
     def oracle(self, v: Array) -> FlatAtom:
         """The best atom at the scores v."""
@@ -96,17 +96,17 @@ class Blocks(ABC):
         return flat_atom(loss.oracle(self._shaped(v, torch.double), target))
 
     def certified(self, gap: float, v: Array) -> float:
-        """``gap``, evaluated at v; it cannot be below 0 by more than rounding, unless something is wrong."""
+        """``gap``, evaluated at v; below 0 by more than rounding it is an error."""
         loss = self.problem.origin.loss
         if gap < 0 and loss.exact and gap < -1e-9 * float(self.p.sum()) * (1.0 + float(np.abs(v).max())):
             raise RuntimeError(
                 f"the gap P − D is {gap:.3g}, below 0: either {type(loss).__name__}.oracle does not return the best "
-                "atom (proxsvm.verification.check_loss tells), or the start is not a point of the loss's hull"
+                "atom (proxsvm.verification.check_loss tests it), or the start is not a point of the loss's hull"
             )
         return gap
 
     def atom(self) -> Atom:
-        """The present point, as the loss writes atoms."""
+        """The current point, in the form of the loss's atoms."""
         s, c = self.combination()
         return Atom(self._shaped(s, parts(self.like)[0].dtype), torch.as_tensor(c).to(self.problem.origin.coefficients))
 
@@ -118,7 +118,7 @@ class Blocks(ABC):
 
 
 def is_feasible(problem: ProxProblem, atom: Atom) -> bool | None:
-    """Whether ``atom`` is a dual point of ``problem``; None where the loss's hull cannot tell."""
+    """Whether ``atom`` is a dual point of ``problem``; None where the loss's hull cannot decide."""
     origin = problem.origin
     if [s.shape for s in parts(atom.s)] != [u.shape for u in parts(origin.scores)]:
         return False

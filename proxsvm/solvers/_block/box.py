@@ -21,7 +21,7 @@ class BoxStep(RowStep):
         self.s = np.zeros_like(self.center)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, less its rounding."""
+        """Start from a feasible s, without its rounding errors."""
         self.s = np.clip(atom.s, self.low, self.high)
 
     def combination(self) -> FlatAtom:

@@ -32,12 +32,12 @@ class EntropyStep(RowStep):
     def _alpha(self, s: Array) -> Array:
         alpha = np.maximum(s + self.q, 0.0)
         total = alpha.sum(1, keepdims=True)
-        even = np.full_like(alpha, 1 / alpha.shape[1])  # of a sample without weight
+        even = np.full_like(alpha, 1 / alpha.shape[1])  # for a sample without weight
         shares: Array = np.divide(alpha, total, out=even, where=total > 0)
         return shares
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, less its rounding."""
+        """Start from a feasible s, without its rounding errors."""
         self.alpha = self._alpha(atom.s)
 
     def combination(self) -> FlatAtom:

@@ -25,7 +25,7 @@ class GramBlocks(Blocks):
         if n * M * (P + n * M) > max_entries:
             raise ValueError(
                 f"BlockFW on a network of {P:,} parameters with {n * M:,} score entries needs a Jacobian and a Gram "
-                f"matrix of {n * M * (P + n * M):,} numbers, more than max_entries={max_entries:,}: take fewer "
+                f"matrix of {n * M * (P + n * M):,} entries, more than max_entries={max_entries:,}: use fewer "
                 "samples, raise max_entries, or use CorrectiveFW, which needs neither"
             )
         self.G = self._gram(n)
@@ -44,7 +44,7 @@ class GramBlocks(Blocks):
         self.weights.begin(atom)
 
     def combination(self) -> FlatAtom:
-        """The present s and c."""
+        """The current s and c."""
         return self.weights.combination()
 
     def evaluate(self, compiled: bool) -> Evaluation:
@@ -68,6 +68,6 @@ class GramBlocks(Blocks):
         kernels(compiled).gram_sweep(order, ROUNDS, self.G, self.p, *self.weights.arrays, v)
 
     def point(self, now: Evaluation) -> DualPoint:
-        """The present point, by the problem's own formulas."""
+        """The current point, with the problem's own formulas."""
         point = self.problem.vertex(self.atom())
         return replace(point, dual=self.problem.dual(point), gap=self.problem.gap(point))

@@ -13,7 +13,7 @@ class LinearModel(NamedTuple):
     """What a block step moves, W = w_t + d, and what it reads: a step of s_i by ds moves W by −step_i ds x_iᵀ.
 
     ``W``: [M, F]; ``rows``: data, indices and row starts, see :mod:`proxsvm._kernels.row_loops`; ``step``: p_i
-    times the number of H⁻¹, and ``h``: step_i ‖x_i‖², the curvature of each block, ``[n]``.
+    times the scalar of H⁻¹, and ``h``: step_i ‖x_i‖², the curvature of each block, ``[n]``.
     """
 
     W: Array
@@ -36,17 +36,17 @@ class RowStep(ABC):
 
     @abstractmethod
     def combination(self) -> FlatAtom:
-        """The present s and c."""
+        """The current s and c."""
 
     def evaluate(self, compiled: bool, v: Array) -> tuple[Array, Array] | None:
-        """How much more the best atom at v is worth than the present one, and c + ½⟨s, v⟩ of the present one, ``[n]``
+        """By how much the best atom at v exceeds the current one, and c + ½⟨s, v⟩ of the current one, ``[n]``
         both; None where the hull has no formula for them."""
         return None
 
     def prepare(self, now: Evaluation) -> None:
-        """Take what the evaluation has found, before the sweeps of a pass."""
+        """Use what the evaluation has found, before the sweeps of a pass."""
         return None
 
     @abstractmethod
     def sweep(self, compiled: bool, model: LinearModel, order: Array, least: float) -> tuple[int, float]:
-        """Visit the samples in ``order``; returns what :mod:`proxsvm._kernels.block_loops` says."""
+        """Iterate over the samples in ``order``; returns what :mod:`proxsvm._kernels.block_loops` defines."""

@@ -20,9 +20,9 @@ from proxsvm.solvers._block.row_step import LinearModel, RowStep
 from proxsvm.solvers._block.simplex import SimplexStep
 
 SMALL = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
-NEAR, MANY = 8, 1000  # of MANY sparse rows, NEAR contiguous ones are visited in turn, for cache locality
+NEAR, MANY = 8, 1000  # of MANY sparse rows, NEAR contiguous ones follow each other, for cache locality
 EXACT: tuple[Any, ...] = (SimplexStep, BoxStep, EntropyStep)  # each declares the hull that it needs
-LEFT = 0.1  # a pass ends once its visits gain no more than this fraction of the gap that it began with
+LEFT = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 
 
 class RowBlocks(Blocks):
@@ -33,14 +33,14 @@ class RowBlocks(Blocks):
         scale = problem.geometry.scale()
         if scale is None:
             raise ValueError(
-                "BlockFW on features needs one η and the Euclidean metric, in which a sample's curvature is one number "
+                "BlockFW on features needs one η and the Euclidean metric, in which a sample's curvature is one scalar "
                 f"for all classes; the groups have {[(g.eta, g.metric) for g in problem.groups]}. Use CorrectiveFW or "
                 "MultiStepFW"
             )
         self.scale, self.inner = scale, inner
         self.rows = _rows(features)
         self.sparse = features.layout is not torch.strided
-        # Sparse rows touch all classes of a few features: there the features are the slowest dimension in memory.
+        # Sparse rows access all classes of a few features: there the features are the slowest dimension in memory.
         order: Any = "F" if self.sparse else "C"
         weight = problem.params[0]
         w = weight.reshape(-1, weight.shape[-1]).cpu().numpy()
@@ -48,7 +48,7 @@ class RowBlocks(Blocks):
         self.W = np.zeros(w.shape, self.rows[0].dtype, order)
         if self.w is not None:
             self._set(problem.start())
-        self.model: LinearModel | None = None  # made by the first sweep
+        self.model: LinearModel | None = None  # created by the first sweep
         self.step = self._step()
         self.evaluations, self.moved = 0, False
         self.work = self._work_of(len(self.p))
@@ -69,11 +69,11 @@ class RowBlocks(Blocks):
         self._refresh()
 
     def combination(self) -> FlatAtom:
-        """The present s and c."""
+        """The current s and c."""
         return self.step.combination()
 
     def _refresh(self) -> None:
-        """W from s anew: the rounding of many small steps is gone."""
+        """W recomputed from s, without the rounding errors of many small steps."""
         self._set(self.problem.vertex(self.atom()))
 
     def _set(self, point: DualPoint) -> None:
@@ -81,7 +81,7 @@ class RowBlocks(Blocks):
         self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
 
     def _scores(self, compiled: bool) -> Array:
-        """v at the present point, ``[n, M]``."""
+        """v at the current point, ``[n, M]``."""
         if self.w is None and not self.moved:
             return np.zeros((len(self.p), len(self.W)))
         self.evaluations += 1
@@ -127,7 +127,7 @@ class RowBlocks(Blocks):
         return DualPoint([delta], lam, one, 1, dual=one * now.dual, gap=one * now.gap, atom=atom)
 
     def sweep(self, compiled: bool, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
-        """Visit the samples that have something to gain, then those that gained, until little of the gap is left."""
+        """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
         self.model = model = self.model or self._model(compiled)
         gap, self.moved = self.scale * now.gap, True
         least, enough = SMALL * gap / len(self.p), max(self.scale * enough, LEFT * gap)
@@ -150,12 +150,12 @@ class RowBlocks(Blocks):
             norms = np.einsum("nf,nf->n", data, data, dtype=np.float64)
         step = self.scale * self.p
         h: Array = step * norms
-        h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros goes straight to its vertex
+        h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros moves straight to its vertex
         return LinearModel(self.W, self.rows, step, h)
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:
-    """In random order; of many samples, neighbours stay together. The rest goes first, so that these change."""
+    """In random order; of many samples, neighbours stay together. The remainder comes first, so that blocks vary."""
     if len(order) < MANY:
         return rng.permutation(order)
     whole = order[: len(order) // NEAR * NEAR].reshape(-1, NEAR)

@@ -23,7 +23,7 @@ class SimplexStep(RowStep):
         self.gain, self.worth = np.zeros(n), np.zeros(n)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, less its rounding."""
+        """Start from a feasible s, without its rounding errors."""
         rest = np.maximum(atom.s, 0.0)
         rows = np.arange(len(rest))
         rest[rows, self.target] = 0.0
@@ -43,7 +43,7 @@ class SimplexStep(RowStep):
         return self.gain, self.worth
 
     def sweep(self, compiled: bool, model: LinearModel, order: Array, least: float) -> tuple[int, float]:
-        """Visit ``order``; three classes on sparse rows have a loop of their own."""
+        """Iterate over ``order``; three classes on sparse rows have a loop of their own."""
         loops, state = kernels(compiled), (self.target, self.cost, self.s)
         if model.sparse and len(model.W) == 3:
             front, total = loops.three_sweep(order, least, model.step, model.h, *state, model.W, *model.rows)

@@ -1,4 +1,4 @@
-"""Where a loss is known by its oracle alone: the hull of the atoms that the oracle has found."""
+"""For a loss with only an oracle: the hull of the atoms that the oracle has found."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from proxsvm.solvers._corrective.simplex_qp import simplex_qp
 
 
 class AtomHull(ScoreSpacePoint):
-    """The atoms found so far and their weights ``a``: the present point is their combination.
+    """The atoms found so far and their weights ``a``: the current point is their combination.
 
     A row of ``s`` is an atom's flattened s, with ``offset`` its c and ``gx`` its G x; ``lin`` is its Σ p (⟨s, v₀⟩ + c).
     The dual of a combination a of the rows is −½‖r‖² + ⟨lin, a⟩ − ½ ⟨a, Q a⟩ with Q = ⟨x, G x⟩. Row 0 is the start,
-    s = 0 and c the loss's lower bound; once the memory is full, it becomes what was the present point.
+    s = 0 and c the loss's lower bound; once the memory is full, it becomes the current point of that moment.
     """
 
     def __init__(self, problem: ProxProblem, memory: int) -> None:
@@ -34,11 +34,11 @@ class AtomHull(ScoreSpacePoint):
         self.s, self.gx = (self.p.new_zeros(rows, len(self.p)) for _ in range(2))
         self.offset = self.p.new_zeros(rows, len(self.weight))
         self.Q, self.lin, self.a = np.zeros((rows, rows)), np.zeros(rows), np.zeros(rows)
-        self.mass = np.ones(rows)  # how much of a row is not the start
+        self.mass = np.ones(rows)  # the fraction of a row that is not the start
         self.a[0], self.mass[0] = 1.0, 0.0
         self.weights = torch.as_tensor(self.a[:1]).to(self.p)  # a as a tensor
         self.offset[0], self.lin[0] = self.bounds, float(self.start.lam)
-        self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the present point at its own scores v
+        self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the current point at its own scores v
         self.size = 1
         self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
 
@@ -53,7 +53,7 @@ class AtomHull(ScoreSpacePoint):
         return self.weights @ rows[: self.size]
 
     def ascent(self, v: Scores, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, less that of the present point."""
+        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         return float(torch.dot(self.weight, atom.value_at(v))) - self.worth
 
     def step(self, v: Scores, vertex: Atom) -> None:
@@ -77,7 +77,7 @@ class AtomHull(ScoreSpacePoint):
         self.weights = torch.as_tensor(a).to(self.p)
 
     def _forget(self) -> None:
-        """Free a row: drop the oldest point without weight or, if all have some, merge them into their combination."""
+        """Free a row: drop the oldest point without weight or, if there is none, merge all into their combination."""
         idle = np.flatnonzero(self.a[1:] == 0) + 1
         if not len(idle):
             for rows in (self.s, self.gx, self.offset):

@@ -21,7 +21,7 @@ from proxsvm.problem import ProxProblem
 
 
 class ScoreSpacePoint(ABC):
-    """The present dual point, and what its steps have shown of G. ``dual`` is D there."""
+    """The current dual point, and what its steps have revealed of G. ``dual`` is D there."""
 
     def __init__(self, problem: ProxProblem) -> None:
         self.problem = problem
@@ -34,7 +34,7 @@ class ScoreSpacePoint(ABC):
 
     @abstractmethod
     def scores(self) -> Any:
-        """v of the present point. What the last step showed of G is evaluated here, at the cost of a jvp."""
+        """v of the current point. What the last step reveals of G is evaluated here, at the cost of a jvp."""
 
     @abstractmethod
     def ascent(self, v: Any, atom: Atom) -> float:
@@ -49,7 +49,7 @@ class ScoreSpacePoint(ABC):
         """The point after at least one step, with its delta."""
 
     def point(self, steps: int, gap: float | None) -> DualPoint:
-        """The present point with D and, where it is known, its gap."""
+        """The current point with D and, where it is known, its gap."""
         found = self.start
         if steps:
             found = self._moved(steps)

@@ -1,4 +1,4 @@
-"""Where a loss's hull has a closed form: a model of the curvature, learnt from the moves made so far."""
+"""For a loss whose hull has a closed form: a model of the curvature, learned from the moves so far."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._corrective.base import ScoreSpacePoint
 
-MISSED = 0.5  # of the curvature that the model missed in the last move, how much it expects in the next
+MISSED = 0.5  # the fraction of the curvature missed in the last move that the model expects in the next
 SOLVED = 1e-2  # the model is solved once its gradient is this fraction of the first one
-LEAST = 1e-4  # of the largest curvature: less would make the model too steep to solve
-TRIES = 100  # ... or after so many evaluations of it
+LEAST = 1e-4  # of the largest curvature: with less the model would be too steep to solve
+TRIES = 100  # ... or after this many evaluations of it
 
 
 class CurvatureModel(ScoreSpacePoint):
-    """The present point, and a model of the curvature G around it.
+    """The current point, and a model of the curvature G around it.
 
-    Each move d of x = p·s shows its G d. The rows of L are these, less what the rows before them know, as in Cholesky's
-    factorisation: B = LᵀL equals G on all moves made so far, and is nowhere above it. The next point is the best one of
+    Each move d of x = p·s reveals G d. The rows of L are these, minus what earlier rows explain, as in Cholesky's
+    factorisation: B = LᵀL equals G on all moves so far, and is nowhere above it. The next point is the best one of
 
         max over s in the hull of  Σ_i p_i (⟨s_i, v_i⟩ + c_i) − ½ ⟨d, (B + h) d⟩,    d = p·s − x,
 
@@ -65,7 +65,7 @@ class CurvatureModel(ScoreSpacePoint):
         return self.v0 - self.gx
 
     def ascent(self, v: Tensor, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, less that of the present point."""
+        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
         return float(slope + torch.dot(self.weight, atom.offset - self.offset))
 
@@ -76,7 +76,7 @@ class CurvatureModel(ScoreSpacePoint):
         """Move towards the model's best point, or the first time towards ``vertex``, as far as D rises."""
         atom = vertex if not self.delta else self._best(v, self.h)
         slope = self.ascent(v, atom)
-        if not slope > 0:  # what rounding may leave of a point that is the best of its model
+        if not slope > 0:  # rounding, at the best point of the model
             atom, slope = vertex, self.ascent(v, vertex)
         change = self._change(atom)
         d = self.p * change
@@ -135,7 +135,7 @@ class CurvatureModel(ScoreSpacePoint):
         return torch.as_tensor(x, dtype=self.v0.dtype, device=self.v0.device)
 
     def _moved(self, steps: int) -> DualPoint:
-        """The present point; its delta was kept along the way."""
+        """The current point; its delta was updated along the way."""
         atom = Atom(self.s, self.offset)
         lam = self.problem.expect(atom.b(detached(self.problem.origin.scores)))
         return DualPoint(self.delta, lam, torch.full_like(lam, self.mass), steps, atom=atom)

@@ -1,4 +1,4 @@
-"""A tiny quadratic programme over the simplex, by an active-set method."""
+"""A tiny quadratic program over the simplex, solved by an active-set method."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from proxsvm._kernels.tensors import Array
 def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     """argmax over a ≥ 0, Σa = 1 of ⟨b, a⟩ − ½ ⟨a, Q a⟩, for Q positive semi-definite.
 
-    From ``start``, or the first vertex, it adds the entry of the largest slope to the support, solves on the support
-    exactly, and drops what reaches zero on the way. The objective never decreases. Made for a few dozen entries.
+    From ``start``, or the first vertex, it adds the entry with the largest slope to the support, solves on the support
+    exactly, and drops entries that reach zero on the way. The objective never decreases. For a few dozen entries.
 
     >>> simplex_qp(np.eye(2), np.array([1.0, 0.5])).round(6)
     array([0.75, 0.25])
@@ -20,7 +20,7 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     a = np.eye(1, size)[0] if start is None else start.copy()
     support = np.flatnonzero(a).tolist()
     solved = len(support) == 1  # whether a is the best on its support
-    # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a little ridge where Q is singular.
+    # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a small ridge where Q is singular.
     system = np.ones((size + 1, size + 1))
     system[:size, :size] = Q
     system.flat[:: size + 2] += 1e-13 * float(Q.trace()) / size + 1e-200
@@ -32,7 +32,7 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
         slope = b - Q @ a
         free, before, value = int(slope.argmax()), value, float((b + slope) @ a) / 2
         if slope[free] - slope @ a <= little or (free in support and solved) or value <= before:
-            return a  # the value does not rise any more where Q is known to few digits
+            return a  # the value no longer rises, because Q has few correct digits
         if free not in support:
             support.append(free)
         while True:
