@@ -16,7 +16,8 @@ import pytest
 from proxsvm import __version__
 
 ROOT = Path(__file__).parents[1]
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE")
+FILES = ("pyproject.toml", "MANIFEST.in", *PAGES)
 EXTRAS = ("cvxpy", "lightning", "maxflow", "numba", "scipy", "sklearn", "triton")
 
 
