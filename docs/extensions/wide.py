@@ -1,4 +1,4 @@
-"""Tables and pictures that are wider than a phone scroll by themselves; long names in tables may be broken."""
+"""Tables and pictures that are wider than a phone scroll separately; long names in tables may be broken."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ CELL = re.compile(r"(?s)<td(?=[ >])(.*?</td>)")
 CODE = re.compile(r"(?<=<code>)[^<]*")
 TAG = re.compile(r"<[^>]*>")
 JOINT = re.compile(r"::|\w\((?!\))|/|\w{24,}?_")
-PANELS = 1.8  # a picture of two panels or more is at least so much wider than high,
-LARGE = 1000  # or has so many pixels
-PROSE = 25  # a cell of more characters wants a column that is not too narrow
+UNIT = re.compile(r"(?<=\d) (?=[%±])|(?<=±) ")  # 20.4 % and 67.6 ± 1.3 stay on one line
+PANELS = 1.8  # a picture of two or more panels is at least this much wider than high,
+LARGE = 1000  # or has this many pixels
+PROSE = 25  # a cell with more characters needs a column that is not too narrow
 
 
 class Wide(Postprocessor):
@@ -34,7 +35,7 @@ def _table(table: re.Match[str]) -> str:
 
 def _cell(cell: re.Match[str]) -> str:
     prose = ' class="prose"' if len(TAG.sub("", cell[0])) > PROSE else ""
-    return f"<td{prose}" + CODE.sub(lambda code: JOINT.sub(r"\g<0><wbr>", code[0]), cell[1])
+    return f"<td{prose}" + CODE.sub(lambda code: JOINT.sub(r"\g<0><wbr>", code[0]), UNIT.sub("&nbsp;", cell[1]))
 
 
 def _picture(picture: re.Match[str]) -> str:
