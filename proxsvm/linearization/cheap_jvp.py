@@ -38,8 +38,8 @@ def cheap_jvp(model: nn.Module) -> nn.Module:
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         plain = self.momentum is None or self.weight is None or x.dtype not in (torch.float32, torch.float64)
-        single = x.numel() == self.num_features  # one value per channel has no variance: torch raises
-        if not self.training or plain or single:
+        few = x.numel() <= self.num_features  # at most one value per channel has no variance: torch decides
+        if not self.training or plain or few:
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         if self.num_batches_tracked is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -261,9 +262,10 @@ class ConvexLoss(nn.Module):
                 f"sample_weight has shape {tuple(given.shape)}; expected one weight per sample, {tuple(like.shape)}"
             )
         weight = given.to(like)
+        total = weight.sum()
         require(
-            (weight >= 0) & (weight.sum() > 0),
-            "sample_weight must be non-negative and not all zero: a negative weight would make the loss concave",
+            (weight >= 0) & (total > 0) & (total < math.inf),
+            "sample_weight must be finite, non-negative and not all zero: a negative one would make the loss concave",
         )
         return weight
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,8 @@ class L1Regression(RegressionLoss, PiecewiseLinearLoss):
 
     def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        if not epsilon >= 0:
-            raise ValueError(f"epsilon is {epsilon}; expected a band of width 0 or more")
+        if not 0 <= epsilon < math.inf:
+            raise ValueError(f"epsilon is {epsilon}; expected a band of a finite width, 0 or more")
         self.epsilon = epsilon
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:

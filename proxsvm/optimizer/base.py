@@ -82,7 +82,11 @@ class GroupedOptimizer(Scalable):
         check_state(state_dict, self.param_groups, self._metrics)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; it is checked before anything changes."""
+        """Load a state; it is checked before anything changes.
+
+        The state of ``Euclidean()`` without momentum or averages holds no tensors, and nothing in it tells its metric:
+        an optimizer with another metric takes its options, ``lr`` among them, and begins with fresh moments.
+        """
         self.check_state_dict(state_dict)
         super().load_state_dict(state_dict)
         for group in self.param_groups:

@@ -28,6 +28,10 @@ MISSING = (
     "optimizer does not know its value, so γ is wrong. Declare it, term = optimizer.watch(term), or pass the sum that "
     "was differentiated, optimizer.step(loss=total)"
 )
+NEGATIVE = (
+    "the loss value is negative; expected 0 or more: γ comes from a loss ℓ ≥ 0, and a step does not follow the "
+    "gradient of a value below 0. Minimise a non-negative loss, or add a constant to it that keeps it so"
+)
 EDITED = (
     "a gradient was changed between backward() and step(), so that it no longer belongs to the recorded loss value "
     "and γ is wrong. If another term's backward() did it, declare the term: optimizer.watch(term). To clip, pass "

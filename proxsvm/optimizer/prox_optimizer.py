@@ -20,12 +20,12 @@ from proxsvm.optimizer.averages import AveragingOptimizer
 from proxsvm.optimizer.gradients import gradient_problem
 from proxsvm.optimizer.loss_scale import NO_SCALE, LossScale
 from proxsvm.optimizer.memory import geometry_of
-from proxsvm.optimizer.messages import EDITED, MISSING, NO_ORIGIN, NO_VALUE, SHARDED
+from proxsvm.optimizer.messages import EDITED, NO_ORIGIN, NO_VALUE, SHARDED
 from proxsvm.optimizer.options import check_options
 from proxsvm.optimizer.ranks import AveragedProblem, ProcessGroup, any_sharded, local_grad, reached
 from proxsvm.optimizer.record import Gradients, Record
 from proxsvm.optimizer.report import StepReport, report_of
-from proxsvm.optimizer.value import LossValue, given_value, lacks_a_term
+from proxsvm.optimizer.value import LossValue, fault, given_value
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
@@ -206,7 +206,8 @@ class ProxOptimizer(AveragingOptimizer):
             closure: evaluates the loss and returns it, ``lambda: criterion(model(x), y)``; the optimizer
                 differentiates. (One that calls ``backward()`` itself, as trainers write it, works for
                 ``SingleStepFW``.) Without it, the step uses the gradients and the value of the ``backward()`` calls
-                since ``zero_grad()``.
+                since ``zero_grad()``. Gradients edited in between are noticed by torch's version counters, which
+                hooks, ``.data`` and NumPy do not change.
             loss: the value of the gradients, where it was not computed by this optimizer's criterion: this rank's
                 own, and not multiplied by a GradScaler's scale.
         """
@@ -277,8 +278,8 @@ class ProxOptimizer(AveragingOptimizer):
         problem, value = gradient_problem(
             grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
         )
-        if loss is None and (lacks_a_term(value, problem) or (undeclared is None and self._record.partial)):
-            self._warn(MISSING)
+        if loss is None and (text := fault(value, problem, self._record, declared=undeclared is not None)):
+            self._warn(text)
         return _Step(problem, value, scale, seen)
 
     def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:

@@ -56,7 +56,7 @@ class Record:
         self._pass = -1  # torch's id of the last backward pass
         self._found: tuple[int, bool, bool | None] = -1, False, None  # that id, and what it found the gradients to be
         self.partial = False  # whether a pass differentiated terms that were not recorded
-        self._passes = 0
+        self._passes, self._doubts, self._doubted = 0, 0, False
         self._values, self._floors = (_Sum(at, like, _hook(self._begin)) for at in (1.0, 0.0))
         self._looking = _hook(self._look)
 
@@ -138,6 +138,15 @@ class Record:
         if (use := getattr(value, "used", None)) is not None:
             self._require_unused([use])
 
+    def doubt(self, lacking: bool) -> None:
+        """Note whether a step found a gradient without a value; the graph of the next one is searched for its terms.
+
+        It may well be in order, a hinge's tie, again and again: so only at the first, second, fourth, … of them.
+        """
+        if lacking or self._doubted:
+            self._doubts += lacking
+            self._doubted = lacking and self._doubts.bit_count() == 1
+
     def _require_unused(self, uses: Sequence[_Use]) -> None:
         if any(use.by is not None and use.by() is not None and use.by() is not self for use in uses):
             raise RuntimeError(
@@ -213,7 +222,7 @@ class Record:
             if left or (left is None and not spent):
                 self._unaccounted = bool(used)  # not for a compiled graph, whose order of gradients is its own
         self._passes += 1
-        if self._passes.bit_count() == 1:  # 1, 2, 4, …: a script adds the same terms in every step
+        if self._doubted or self._passes.bit_count() == 1:  # 1, 2, 4, …: a script adds the same terms in every step
             leaves, params = {id(x) for x in self._values.leaves()}, {id(p) for p in self._params()}
             self.partial |= reaches_past(differentiated(), leaves, params)
         me = weakref.ref(self)
@@ -284,7 +293,7 @@ def _hook(method: Callable[[], None]) -> Callable[[Tensor], None]:
 
 
 class Gradients(NamedTuple):
-    """Detects changed gradients by their identities and versions. It does not keep them alive."""
+    """Detects changed gradients by identity and version, which hooks, ``.data`` and NumPy do not change."""
 
     first: weakref.ref[Tensor]
     ids: list[int]

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, on_host, to_float
+from proxsvm.optimizer.messages import MISSING, NEGATIVE
 from proxsvm.optimizer.ranks import Ranks
+from proxsvm.optimizer.record import Record
 from proxsvm.problem import ProxProblem
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
@@ -70,12 +72,19 @@ def given_value(loss: Number) -> Tensor:
     return given.reshape(()) if given.dim() else given
 
 
-def lacks_a_term(value: Tensor, problem: ProxProblem) -> bool:
-    """Whether the value is 0 and its gradient is not. Not checked on an accelerator: it would synchronise.
+def fault(value: Tensor, problem: ProxProblem, record: Record, declared: bool) -> str | None:
+    """The warning about the value that was recorded for a gradient; None where nothing is wrong.
 
-    A cross-entropy of 1e-9 is 0 in float32, and its gradient of 1e-9 is not: that much is rounding.
+    A gradient with the value 0 has lost a term, or is that of a tie or of a value that was rounded to 0: the record is
+    told to find out. ``declared``: whether a closure has returned the whole value.
     """
-    if not on_host(value) or to_float(value) != 0:
-        return False
+    if record.partial and not declared:
+        return MISSING
+    below = on_host(value) and to_float(value) <= 0 and _has_length(problem)  # an accelerator would synchronise
+    record.doubt(below)
+    return NEGATIVE if below and to_float(value) < -ROUNDING else None
+
+
+def _has_length(problem: ProxProblem) -> bool:
     products = problem.first().products
-    return products is not None and to_float(products.delta_delta) > ROUNDING**2
+    return products is not None and to_float(products.delta_delta) > 0

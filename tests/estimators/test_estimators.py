@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -190,6 +191,36 @@ def test_a_huge_c_gives_the_hard_margin(C, layout, classes, compiled):
     dual, exact = model.objective_ - model.dual_gap_, (classes - 1) / 18
     assert (1 - 1e-3) * exact <= dual <= (1 + 1e-6) * exact
     assert model.dual_gap_ <= max(1e-6, 1e-14 * C)
+
+
+@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
+@pytest.mark.parametrize("size", [1e5, 1e9, 1e16])
+@pytest.mark.parametrize("estimator", [LinearSVM, LinearSVR, partial(LinearSVM, loss=WestonWatkinsHinge())])
+def test_scaled_features_are_the_same_problem(estimator, size, layout):
+    """X·2^k with C/4^k has the solution w/2^k, to the last bit. ``size`` is C‖x‖²; what gap is left is told."""
+    X, y = load_iris(return_X_y=True)
+    X, C = X[::10], size / np.square(X).sum(1).max()
+    found = []
+    for by in (1.0, 2.0**-20, 2.0**30):
+        model = estimator(C=C / by**2, fit_intercept=False, max_iter=5, tol=1e-3)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            model.fit(layout(by * X), y[::10])
+        found.append((by * model.coef_, by**2 * model.objective_, by**2 * model.dual_gap_, model.n_iter_))
+        relative = model.dual_gap_ / model.objective_
+        said = [str(w.message) for w in seen if w.category is ConvergenceWarning]
+        assert bool(said) == (relative > 1e-3)
+        assert all(f"a relative gap of {relative:.1e}" in text for text in said)
+    (coef, objective, gap, steps), *others = found
+    for other in others:
+        np.testing.assert_array_equal(other[0], coef)
+        assert other[1:] == (objective, gap, steps)
+    assert np.abs(coef).max() > 0
+    if isinstance(model, LinearSVR):
+        exact = np.square(coef).sum() / 2 + C * np.abs(X @ coef - y[::10]).sum()
+        assert objective == pytest.approx(exact, rel=1e-9)
+    elif model.loss is None:
+        assert objective == pytest.approx(hinge_objective(coef, 0, X, y[::10], C), rel=1e-9)
 
 
 def test_the_users_sparse_matrix_is_left_alone():

@@ -118,19 +118,19 @@ def work(out, calls=None):
     sweep.write(out / "found.json", json.dumps(found))
 
 work(alone)
-draw, fork, workers, kills = random.Random(0), multiprocessing.get_context("fork"), [None, None], 0
+draw, fork, workers, ends = random.Random(0), multiprocessing.get_context("fork"), [None, None], []
 moments = [draw.randrange(2**19) for _ in range(12)]  # of the 2 million calls of a whole study
-while not (killed / "found.json").exists():
+while not (killed / "found.json").exists() and 1 not in ends:  # 1: an exception
     for slot, worker in enumerate(workers):
         if worker is None or not worker.is_alive():
-            kills += worker is not None and worker.exitcode != 0
+            ends += [] if worker is None else [worker.exitcode]
             workers[slot] = fork.Process(target=work, args=(killed, moments.pop() if moments else None))
             workers[slot].start()
     time.sleep(0.01)
 for worker in workers:
     worker.kill()
     worker.join()
-print("KILLS", kills)
+print("ENDS" + json.dumps(ends))
 """
 
 
@@ -150,7 +150,9 @@ def test_two_workers_killed_at_random_until_the_study_is_complete(data, tmp_path
         with contextlib.suppress(ProcessLookupError):
             os.killpg(chaos.pid, signal.SIGKILL)  # with its workers, where they hang
     assert chaos.returncode == 0, err
-    assert int(said.split("KILLS")[1]) >= 5
+    ends = json.loads(said.split("ENDS")[1])
+    assert set(ends) <= {0, -signal.SIGKILL}, err  # a worker that passed for dead goes on
+    assert ends.count(-signal.SIGKILL) >= 5
     found, expected = (json.loads((out / "found.json").read_text()) for out in (killed, alone))
     assert told(found) == told(expected)
 
@@ -165,6 +167,48 @@ def test_a_retried_run_whose_worker_dies_before_its_first_heartbeat_is_taken_up(
         trial = queue.ask()
     trial.set_user_attr("seen", -1)  # as another worker noted of the one before it
     assert len(sweep.work(study, storage, tmp_path, clock)) == 4
+
+
+def test_a_worker_that_passed_for_dead_goes_on(data, tmp_path, monkeypatch):
+    """Its trial has failed when it comes back from the run, and nothing can be told of it any more."""
+    optuna = pytest.importorskip("optuna")
+    study, storage = replace(tiny(data), seeds=()), f"sqlite:///{tmp_path}/optuna.db"
+    ran = []
+
+    def late(config, folder, until):
+        if not ran:
+            connection = optuna.storages.get_storage(storage)
+            for found in connection.get_all_studies():
+                for trial in connection.get_all_trials(found._study_id, states=(optuna.trial.TrialState.RUNNING,)):
+                    connection.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
+        ran.append(config)
+        return diverged(config, folder, until)
+
+    monkeypatch.setattr(sweep.train, "run", late)
+    monkeypatch.setattr(sweep.time, "sleep", lambda seconds: None)
+    assert len(sweep.work(study, storage, tmp_path)) == 4
+    assert len(ran) == 5  # the run of the failed trial twice
+    assert set(ran) == set(study.grid)
+
+
+def test_a_trial_that_finishes_while_it_is_looked_at_stops_nobody(data, tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    study, storage, clock = replace(tiny(data), seeds=()), f"sqlite:///{tmp_path}/optuna.db", sweep.Clock()
+    queue = sweep._queue(optuna, f"{study.name}: grid", list(study.grid), sweep._connect(optuna, storage, clock), (), 0)
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        trial = queue.ask()  # another worker's
+    k = trial.suggest_categorical("run", range(4))
+    trial.set_user_attr("result", {"config": {}, "curve": [{"val": 0.0}], "test": None, "test_averaged": None})
+
+    def finishing(self, trial_id):
+        if trial_id == trial._trial_id:
+            queue.tell(trial, 0.0)
+
+    monkeypatch.setattr(sweep.train, "run", diverged)
+    monkeypatch.setattr(sweep.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(optuna.storages.RDBStorage, "record_heartbeat", finishing)
+    found = sweep.work(study, storage, tmp_path, clock)
+    assert [result["config"] == {} for result in found] == [j == k for j in range(4)]
 
 
 def test_a_run_that_failed_waits_for_the_next_worker(data, tmp_path):
@@ -234,7 +278,7 @@ def test_what_diverged_counts_as_done(data, tmp_path, monkeypatch):
 
 
 def diverged(config, folder, until):
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"config": asdict(config), "provenance": {}}))
     return [{"epoch": 1, "val": math.nan}]
 

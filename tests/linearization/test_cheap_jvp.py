@@ -113,3 +113,10 @@ def test_a_batch_of_one_raises_what_torch_raises(norm, shape):
         with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
             module(x)
     torch.testing.assert_close(plain.eval()(x), cheap.eval()(x))
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d, (0, 4)), (nn.BatchNorm2d, (0, 4, 2, 2))])
+def test_an_empty_batch_is_normalised_as_by_torch(norm, shape):
+    plain, cheap, x = norm(4), cheap_jvp(norm(4)), torch.randn(shape)
+    assert cheap(x).shape == plain(x).shape
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), cheap.buffers(), strict=True))

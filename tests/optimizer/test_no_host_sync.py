@@ -199,10 +199,10 @@ def test_bad_input_to_a_loss(name):
         loss(u, y)
 
 
-@pytest.mark.parametrize("weight", [torch.ones(2), torch.tensor([1.0, -1.0, 1.0]), torch.zeros(3)])
+@pytest.mark.parametrize("weight", [[1.0, 1.0], [1.0, -1.0, 1.0], [1.0, torch.inf, 1.0], [0.0, 0.0, 0.0]])
 def test_bad_sample_weights(weight):
     with pytest.raises(ValueError, match="sample_weight"):
-        MultiClassHinge()(scores, classes, weight)
+        MultiClassHinge()(scores, classes, torch.tensor(weight))
 
 
 BAD_OPTIONS = [
@@ -212,6 +212,7 @@ BAD_OPTIONS = [
     (lambda: MultiClassHinge(torch.ones(2, 2)), "zero diagonal"),
     (lambda: TopKHinge(0), "k is 0"),
     (lambda: L1Regression(epsilon=-1.0), "epsilon is -1"),
+    (lambda: L1Regression(epsilon=torch.inf), "epsilon is inf"),
     (lambda: QuantileRegression(1.5), "tau is 1.5"),
 ]
 

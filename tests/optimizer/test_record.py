@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import CrossEntropy
+from proxsvm.losses import Atom, CrossEntropy, PiecewiseLinearLoss
 from proxsvm.solvers import SingleStepFW
 from tests.cases import mlp
 from tests.optimizer.test_optimizer import batches, optimizer_for
@@ -393,6 +393,68 @@ def test_a_term_that_joins_later_is_noticed_too():
     train(data[:5], False)
     with pytest.warns(UserWarning, match="a term of the loss is missing"):
         train(data[5:], True)
+
+
+class Distance(PiecewiseLinearLoss):
+    """|u − y|, with the slope 1 at the kink: as good a subgradient as any."""
+
+    def oracle(self, scores, target):
+        s = torch.where(scores >= target, 1.0, -1.0)
+        return Atom(s, -(s * target).sum(1))
+
+
+def fitted(loss, w, target, lr=0.5):
+    """A step that finds the value 0, and a gradient; it moves nothing, because γ = 0."""
+    w = w.requires_grad_()
+    optimizer = ProxOptimizer(loss, SingleStepFW(), [w], lr=lr)
+
+    def step(extra=lambda w: 0, parts=1):
+        optimizer.zero_grad()
+        for k in range(parts):
+            (loss(1 * w, target) + (extra(w) if k == parts - 1 else 0)).backward()
+        assert w.grad.any()
+        assert optimizer.step() == 0
+
+    return step
+
+
+def test_a_tie_is_no_missing_term():
+    """Warnings are errors here."""
+    step = fitted(Distance(), torch.ones(1, 2), torch.ones(1, 2))
+    for _ in range(9):
+        step()
+
+
+def test_a_cross_entropy_that_is_rounded_to_zero_is_no_missing_term():
+    """log(1 + e^-17) is 4e-8, which is nothing beside 1 in float32; its gradient is not rounded to 0."""
+    step = fitted(CrossEntropy(), torch.tensor([[17.0, 0.0]], dtype=torch.float32), torch.tensor([0]), lr=1e8)
+    for _ in range(9):
+        step()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_term_that_joins_where_the_loss_is_zero_is_noticed(parts):
+    """Without doubt only the passes 1, 2, 4, 8, … are searched."""
+    step = fitted(Distance(), torch.ones(1, 2), torch.ones(1, 2))
+    for _ in range(4):
+        step(parts=parts)
+    with pytest.warns(UserWarning, match="a term of the loss is missing"):
+        step(torch.sum, parts)
+
+
+def test_a_negative_value_is_told_once():
+    model, data = mlp(), batches(3)
+    optimizer = optimizer_for(model, lr=0.5)
+
+    def train():
+        for x, y in data:
+            optimizer.zero_grad()
+            (-optimizer.loss(model(x), y)).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match="the loss value is negative; expected 0 or more") as seen:
+        train()
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("how", ["divided", "value given", "closure", "another network's", "frozen", "compiled"])

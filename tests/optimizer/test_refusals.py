@@ -138,6 +138,22 @@ def test_the_state_of_another_metric_is_refused():
         assert not optimizer.state
 
 
+def test_a_state_without_tensors_loads_into_another_metric_which_begins_afresh():
+    """Nothing of the Euclidean metric is in it, so nothing can be mistaken for something else."""
+    theirs = stepped(momentum=0.0, lr=0.25).state_dict()
+    assert not theirs["state"]
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(mlp())
+    loaded, made = fresh(models[0], metric=Diagonal()), fresh(models[1], metric=Diagonal(), momentum=0.0, lr=0.25)
+    loaded.load_state_dict(theirs)
+    for _ in range(3):
+        take_step(models[0], loaded)
+        take_step(models[1], made)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
