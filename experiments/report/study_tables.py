@@ -177,6 +177,18 @@ def ranks(studies: Results) -> Table:
     return table
 
 
+def gammas(studies: Results) -> Table:
+    """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
+    table = Table("γ at one fixed setting", ["", *(names.study(name.removeprefix("fixed-")) for name in studies)])
+    for name in dict.fromkeys(
+        names.recommended(r) for runs in studies.values() for r in runs if r.method.optimizer in OURS
+    ):
+        ours = [[run.curve for run in runs if names.recommended(run) == name] for runs in studies.values()]
+        cells = [", ".join(f"{mean(curve[k].gamma for curve in curves):.2f}" for k in (0, -1)) for curves in ours]
+        table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])
+    return table
+
+
 def _recommended(runs: Sequence[Run]) -> dict[str, float]:
     """The test value of each method at its one setting, and of its averaged weights, by the name of the row."""
     found = [(names.recommended(c.runs[0], a), c.test) for a in (False, True) for c in candidates(final(runs), a)]

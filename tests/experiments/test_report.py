@@ -529,3 +529,13 @@ def test_the_docs_show_what_the_results_say(file, kind):
     text = (root / file).read_text(encoding="utf-8")
     assert f"<!-- {kind} " in text
     assert page.filled(text, read(root / "experiments" / "results" / "small")) == text
+
+
+def test_gamma_at_the_first_and_the_last_epoch():
+    prox = {"study": "fixed-lm", "optimizer": "dfw", "loss": "ce", "metric": "diagonal", "dataset": "lm", "lr": "auto"}
+    lines = [line(**prox, seed=1), line(**prox, seed=2), line(**{**prox, "optimizer": "adamw"})]
+    for made, (first, last) in zip(lines, ((1.0, 0.5), (0.8, 0.25), (0.0, 0.0)), strict=True):
+        made["curve"] = [{**made["curve"][0], "gamma": first}, {**made["curve"][-1], "gamma": last}]
+    table = study_tables.gammas({"fixed-lm": runs(*lines)})
+    assert table.header == ["", "Language model"]
+    assert table.rows == [["η = auto", "0.90, 0.38"]]
