@@ -21,7 +21,7 @@ demo: setup  ## accuracy against η, a structured task, a verified step: out/dem
 	$(BIN)/python -m experiments.demo
 
 test: setup  ## run all tests, docs and README included
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 docs: setup  ## build the site into out/site, which opens from that folder, too; every warning is an error
 	$(BIN)/python -m zensical build --strict --clean

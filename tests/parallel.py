@@ -16,14 +16,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 WORLD = 2
+CONTEXT = mp.get_context("forkserver")  # a rank is forked from a process that has imported what takes long
+CONTEXT.set_forkserver_preload(["torch.nn.parallel", "torch.distributed.fsdp", "tests.optimizer.test_optimizer"])
 
 
 def run_on_ranks(work: Callable[..., Any], *args: Any, world: int = WORLD, limit: float = 120.0) -> list[Any]:
     """``work(rank, *args)`` on every rank; raises with the traceback of the first that failed."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
         ranks = [
-            context.Process(target=_rank, args=(work, rank, world, folder, args), daemon=True) for rank in range(world)
+            CONTEXT.Process(target=_rank, args=(work, rank, world, folder, args), daemon=True) for rank in range(world)
         ]
         for process in ranks:
             process.start()
