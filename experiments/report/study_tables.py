@@ -106,10 +106,10 @@ def averages(name: str, runs: Sequence[Run]) -> Table:
     value = runs[0].unit
     table = Table(
         f"{names.study(name)}: forms of the average",
-        ["optimizer", "setting", "as it comes", *forms, "statistics anew"],
+        ["optimizer", "setting", "not averaged", *forms, "statistics re-estimated"],
         note=f"Validation ({value}) of the best epoch of runs of {length} epochs. A number below 1 is the average's "
-        "decay; 1/4: it looks back over a quarter of the steps so far. Statistics anew: what estimating the batch "
-        "norm's statistics anew adds after the last epoch to averaging them, the mean over the averages.",
+        "decay; 1/4: it covers the last quarter of the steps so far. Statistics re-estimated: what estimating the "
+        "batch norm's statistics again after the last epoch adds to averaging them, the mean over the averages.",
     )
     pool = candidates(runs)
     averaged = candidates(runs, averaged=True)

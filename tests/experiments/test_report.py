@@ -422,7 +422,7 @@ def test_the_forms_of_the_average_stand_side_by_side():
     table = study_tables.averages(
         "averaging", runs(*tried, line("averaging", epochs=2, lr=7.0))
     )  # what is shorter is left out
-    assert table.header == ["optimizer", "setting", "as it comes", "1/4", "0.99", "statistics anew"]
+    assert table.header == ["optimizer", "setting", "not averaged", "1/4", "0.99", "statistics re-estimated"]
     assert table.rows == [
         ["DFW", "η = 0.1", "55.0", "62.0", "60.1", "−1.0"],
         ["DFW", "η = 1", "55.0", "62.0", "61.0", "−1.0"],
