@@ -19,6 +19,7 @@ from proxsvm.losses import ChainHinge
 from proxsvm.solvers import ExactQP
 
 DATA = Path(__file__).parents[2] / "data"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -219,3 +220,9 @@ def test_the_best_chunks_are_seqevals():
 def test_the_real_letters():
     words, fold = ocr.load(DATA / "letter.data")
     assert (len(words.x), int(words.lengths.sum()), len(fold.unique())) == (6877, 52152, 10)
+
+
+@pytest.mark.parametrize("task", [path.stem for path in sorted((ROOT / "experiments/results/tuned").glob("*.jsonl"))])
+def test_the_docs_show_what_the_tuned_runs_say(task):
+    done = [json.loads(line) for line in (ROOT / f"experiments/results/tuned/{task}.jsonl").read_text().splitlines()]
+    assert tuned.table(task, done) in (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
