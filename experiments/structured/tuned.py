@@ -1,10 +1,11 @@
-"""The structured tasks with everyone tuned alike: hinge and likelihood × metric × average against Adam and AdamW.
+"""The structured tasks with every method tuned alike: hinge and likelihood × metric × average against Adam and AdamW.
 
     python -m experiments.structured.tuned ocr-small --data DIR      # ocr-large, chunking, camvid
 
-Every method starts from three values of η; while the best one is at an edge, the grid grows there. Held-out data choose
-η (one seed, shorter runs); then, in new runs on three further seeds, the epoch and whether to average. The test set is
-read at the end of these, by the best weights and the best average. Results: experiments/results/tuned/TASK.jsonl.
+Every method starts from three values of η; while the best one is at an edge, the grid grows there. Held-out data
+determine η (one seed, shorter runs) and then, in new runs with three further seeds, the epoch and whether to average.
+The test set is read at the end of these, with the best weights and the best average. Results:
+experiments/results/tuned/TASK.jsonl.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from proxsvm.losses._graph_cut import maxflow_cut, scipy_cut
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import SingleStepFW
 
-AVERAGE = 0.99  # of everyone; the shortest run has 480 steps
+AVERAGE = 0.99  # for every method; the shortest run has 480 steps
 STEP = 10**0.5  # from one η to the next
 PEERS = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 MEASURES = {
@@ -42,7 +43,7 @@ METRICS = {"Euclidean": Euclidean, "diagonal": Diagonal}
 
 
 class Task(NamedTuple):
-    """What a method needs to know of a task. The first loss is the likelihood, which the peers train with, too."""
+    """What a method needs to know about a task. The first loss is the likelihood, which the peers train with, too."""
 
     model: Callable[[], nn.Module]
     losses: dict[str, Callable[[], ConvexLoss]]
@@ -50,7 +51,7 @@ class Task(NamedTuple):
     score: Callable[
         [nn.Module, str, str], float
     ]  # of a model trained with a loss, on "val" or "test"; higher is better
-    epochs: tuple[int, int]  # to choose η, and then
+    epochs: tuple[int, int]  # to choose η, and with the chosen one
     etas: dict[str, float]  # where the grid of a loss starts in the Euclidean metric
 
 
@@ -163,7 +164,7 @@ def train(task: Task, loss: str, how: str, eta: float, epochs: int, test: bool) 
 
 
 def tune(runs: Runs, task: Task, loss: str, how: str, eta: float, most: int = 7) -> float:
-    """The best η on held-out data: never at the edge of what was tried, unless ``most`` values were."""
+    """The best η on held-out data: never at the edge of the tried values, unless there are ``most`` of them."""
     found: dict[int, float] = {}
 
     def score(k: int) -> float:
@@ -207,7 +208,7 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = arguments("Structured tasks, everyone tuned alike", "tuned/TASK")
+    parser = arguments("Structured tasks, every method tuned alike", "tuned/TASK")
     parser.add_argument("task", choices=list(MEASURES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TUNING", "CHOSEN"), help="default: the task's own")

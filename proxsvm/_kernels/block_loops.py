@@ -1,12 +1,12 @@
 """The inner loops of BlockFW: run by the interpreter as they are, or compiled together with ``row_loops.py`` by
 :func:`proxsvm._kernels.jit.compiled`.
 
-Every block is one sample i, with its scores v_i at the present dual point. Moving s_i by ``ds`` moves v_i by −H ds,
+Each block is one sample i, with its scores v_i at the current dual point. Moving s_i by ``ds`` moves v_i by −H ds,
 with H = p_i J_i H⁻¹ J_iᵀ (the metric's H), and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H. On features
-that H is h_i times the identity, h_i = step_i ‖x_i‖².
+H is h_i times the identity, h_i = step_i ‖x_i‖².
 
-A sweep on features visits the samples in ``order``. Those that gained more than ``least`` come to its front; it returns
-how many they are, and the sum of all gains. Gains are multiplied by ``step``.
+A sweep on features visits the samples in ``order``. Those that gained more than ``least`` move to its front; it returns
+their count and the sum of all gains. Gains are multiplied by ``step``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from proxsvm._kernels.tensors import Array
 
 __all__ = ["atom_sweep", "box_sweep", "gram_sweep", "simplex_gains", "simplex_sweep", "squared_norms", "three_sweep"]
 
-# The simplex. Its s is stored, not α = s + e_y: where h is large, s is small, and near 1 an α would lose its digits.
+# The simplex. s is stored, not α = s + e_y: where h is large, s is small, and an α near 1 would lose its digits.
 
 
 def project(z: Array, size: int, own: int) -> None:
     """Replace the first ``size`` entries of z by the nearest s = α − e_own with α in the simplex.
 
-    That is max(z − θ, floor), with a floor of −1 at ``own`` and 0 elsewhere, and θ such that Σs = 0. Where own = −1 it
-    is another class that has s = −1, and Σs = 1. From θ = max(z) − 1, entries below their floor are dropped until none
-    is. The sums have no branches, which would be mispredicted.
+    That is max(z − θ, floor), with a floor of −1 at ``own`` and 0 elsewhere, and θ such that Σs = 0. Where own = −1,
+    some other class has s = −1, and Σs = 1. Starting at θ = max(z) − 1, entries below their floor are dropped until
+    none is left. The sums are branch-free: branches would be mispredicted.
 
-    Written for one row and a compiler; ``project_on_simplex`` of the hulls is for a batch of rows on any device.
+    Written for one row and a compiler; ``project_on_simplex`` in the hulls takes a batch of rows on any device.
     """
-    if size == 2:  # the most frequent case
+    if size == 2:  # the most common case
         if own >= 0:
             z[1 - own] = min(max((z[1 - own] - z[own]) / 2.0, 0.0), 1.0)
             z[own] = -z[1 - own]
@@ -47,7 +47,7 @@ def project(z: Array, size: int, own: int) -> None:
         z[j] -= largest
     mine = -np.inf
     if own >= 0:
-        mine, z[own] = z[own], -np.inf  # summed apart
+        mine, z[own] = z[own], -np.inf  # summed separately
     theta, kept = -1.0, size + 1.0
     while True:
         total, count = 0.0, 0.0
@@ -72,7 +72,7 @@ def simplex_gains(
     v: Array, target: Array, cost: Array, s: Array, live: Array, lives: Array, gain: Array, worth: Array
 ) -> None:
     """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its classes
-    are ``live``: those with α > 0, and those that are worth as much as the least of them."""
+    are ``live``: those with α > 0, and those worth no less than the least of these."""
     n, K = v.shape
     for i in range(n):
         y = target[i]
@@ -84,7 +84,7 @@ def simplex_gains(
                 least = min(least, value)
             moved += weight * value
             c += weight * cost[i, k]
-        # max() keeps the compiler from another order of the sum, in which the digits of a small s would be lost.
+        # max() keeps the compiler from reordering the sum, which would lose the digits of a small s.
         gain[i] = max(most - (v[i, y] + cost[i, y]), 0.0) - moved
         worth[i] = (moved + cost[i, y] + c) / 2
         count = 0
@@ -110,8 +110,8 @@ def simplex_sweep(
     indices: Array,
     starts: Array,
 ) -> Any:
-    """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on each sample's live classes. A class that is left
-    at its floor is live no more, until the next evaluation."""
+    """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on each sample's live classes. A class left at its
+    floor is no longer live until the next evaluation."""
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
     front, total = 0, 0.0
@@ -166,9 +166,9 @@ def three_sweep(
     indices: Array,
     starts: Array,
 ) -> Any:
-    """``simplex_sweep`` for three classes on sparse rows: all of it in registers, and no class is left out.
+    """``simplex_sweep`` for three classes on sparse rows: all in registers, with no class left out.
 
-    θ is the largest of those that the seven possible supports would give.
+    θ is the largest of those given by the seven possible supports.
     """
     front, total = 0, 0.0
     for t in range(order.shape[0]):
@@ -240,7 +240,7 @@ def box_sweep(
     return front, total
 
 
-# Any hull, by the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].
+# Any hull, through the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].
 
 
 def pairwise(
@@ -248,7 +248,7 @@ def pairwise(
 ) -> None:
     """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a, H symmetric.
 
-    Moves ``a``, and ``v`` with it; leaves the change of s in ``ds``. ``d`` and ``Hd`` are buffers.
+    Updates ``a`` and ``v``; leaves the change in s in ``ds``. ``d`` and ``Hd`` are buffers.
     """
     M = v.shape[0]
     ds[:] = 0.0

@@ -1,6 +1,6 @@
 """The entries to :mod:`proxsvm._kernels.class_loops`: what torch's threads call by address, and what Python calls.
 
-Numba keeps what it compiled for as long as *this* file is the same: whoever changes the loops touches it, too.
+Numba's cache checks *this* file only; :func:`~proxsvm._kernels.native.cached` also covers the loops.
 
 This module imports numba (the extra ``fast``): import it when a loss needs it.
 """

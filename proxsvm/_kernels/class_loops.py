@@ -7,7 +7,7 @@ They differ in a row's atom. With α in the simplex of the classes it is s = α 
     cross-entropy   α = softmax(u)                                         b = log Σ_k exp(u_k) − u_y
 
 A job is an array in memory, with the fields of :mod:`proxsvm._kernels.class_rows`. The rows are cut into blocks, which
-the threads of torch's own OpenMP take one by one; every block has a sum of its own, so no bit depends on the number of
+the threads of torch's own OpenMP take one by one; each block has its own sum, so no bit depends on the number of
 threads. p s is written where the gradient will be, row by row, while the row is in the cache.
 
 This module imports numba (the extra ``fast``): import it when a loss needs it.
@@ -24,11 +24,11 @@ from proxsvm._kernels import class_rows as field
 from proxsvm._kernels.native import EXACT, at, carray, exact, extending, jit, take, types
 from proxsvm._kernels.tensors import Array
 
-CHUNK = 1 << 12  # scores of which all exponentials are computed first: what was just written is slow to read
+CHUNK = 1 << 12  # scores whose exponentials are all computed first: what was just written is slow to read
 
-# A search among floats is compiled to vector instructions only as one among integers. The integers of their bits are in
-# the same order once the digits of the negative ones are flipped; a NaN is made the highest. To compare every k with y
-# would cost more than the search: it goes over what is after y, and over what is before.
+# A search over floats is vectorised only if it is written as a search over integers. Read as integers, their bits have
+# the same order once the digits of the negative ones are flipped; a NaN ranks highest. Comparing every k with y would
+# cost more than the search, so it covers the scores after y, then those before.
 
 LOW32, HIGH32, INF32 = np.int32(-(2**31)), np.int32(2**31 - 1), np.int32(0x7F800000)
 LOW64, HIGH64, INF64 = np.int64(-(2**63)), np.int64(2**63 - 1), np.int64(0x7FF0000000000000)
@@ -85,7 +85,7 @@ def _extremes64(u: Array, y: int) -> Any:
 
 
 def _extremes(u: Array, y: int) -> Any:
-    """The largest u_k with k ≠ y, and the least of all."""
+    """The largest u_k with k ≠ y, and the smallest of all."""
 
 
 @extending.overload(_extremes, jit_options=EXACT)  # type: ignore[untyped-decorator]
@@ -108,7 +108,7 @@ def _first(u: Array, value: Any, y: int) -> Any:
     return np.int64(best) if best < n else y
 
 
-# exp(x) for x ≤ 0: x = power · log 2 + rest, the first digits of log 2 apart, and Taylor's series of the rest.
+# exp(x) for x ≤ 0: x = power · log 2 + rest, the first digits of log 2 apart, and the Taylor series of the rest.
 
 SERIES32 = tuple(np.float32(1 / math.factorial(k)) for k in reversed(range(7)))
 SERIES64 = tuple(1 / math.factorial(k) for k in reversed(range(14)))
@@ -154,7 +154,7 @@ def _as64(x: Any, like: Any) -> Any:
 
 
 def _as(x: Any, like: Any) -> Any:
-    """``x`` in the precision of ``like``: numba makes float64 of a float32 and an integer."""
+    """``x`` in the precision of ``like``: numba promotes a float32 and an integer to float64."""
 
 
 @extending.overload(_as, jit_options=EXACT)  # type: ignore[untyped-decorator]
@@ -173,7 +173,7 @@ def _above(u_k: Any, u_y: Any, rest: Any) -> Any:
 
 @jit  # type: ignore[untyped-decorator]
 def _hinge(u: Array, y: int, zero: Any) -> Any:
-    """max(0, u_k − u_y + 1) with the best k ≠ y, and that k, or y where the hinge is 0; and the least score."""
+    """max(0, u_k − u_y + 1) with the best k ≠ y; that k, or y where the hinge is 0; and the smallest score."""
     u_k, least = _extremes(u, y)
     if len(u) == 1:
         return zero * u[0], y, least
@@ -183,7 +183,7 @@ def _hinge(u: Array, y: int, zero: Any) -> Any:
 
 @jit  # type: ignore[untyped-decorator]
 def _exponentials(u: Array, alpha: Array) -> Any:
-    """α_k = exp(u_k − max u); returns max u, and the least score."""
+    """α_k = exp(u_k − max u); returns max u and the smallest score."""
     top, least = _extremes(u, -1)
     for k in range(len(u)):
         alpha[k] = _exp(u[k] - top)
@@ -215,7 +215,7 @@ def _scale(s: Array, factor: Any) -> None:
 
 @jit  # type: ignore[untyped-decorator]
 def _smooth_hinge(u: Array, y: int, s: Array, share: Any, zero: Any) -> Any:
-    """b; s holds the exponentials, and gets p s."""
+    """b; s holds the exponentials on entry, p s on return."""
     mass = _sum(s, zero)
     b = _as(1.0, zero) + (_mean(u, u[y], s, zero) - s[y]) / mass
     if b <= 0:  # the softmax cannot raise the dual: the hinge's own atom, which may be 0
@@ -230,7 +230,7 @@ def _smooth_hinge(u: Array, y: int, s: Array, share: Any, zero: Any) -> Any:
 
 @jit  # type: ignore[untyped-decorator]
 def _cross_entropy(u: Array, y: int, top: Any, s: Array, share: Any, zero: Any) -> Any:
-    """b; s holds the exponentials, and gets p s."""
+    """b; s holds the exponentials on entry, p s on return."""
     mass = _sum(s, zero)
     _scale(s, share / mass)
     s[y] -= share
@@ -331,7 +331,7 @@ def count(address: int, zero: Any) -> None:
 def single(
     u: int, y: int, s: int, weight: int, n: int, K: int, ignore: int, kind: int, mean: int, zero: Any
 ) -> tuple[float, float, int, int]:
-    """A job of one block, without a job in Python's memory: Σ p b, the share, the samples that count, the status."""
+    """A job of one block, not allocated in Python: Σ p b, the share, the number of samples that count, the status."""
     job = np.zeros(field.WORDS + 1, np.int64)
     address, reals = np.uint64(job.ctypes.data), job.view(np.float64)
     job[field.BLOCKS], job[field.ROWS], job[field.N], job[field.CLASSES] = 1, n, n, K

@@ -1,4 +1,4 @@
-"""Runs the compiled loop over the rows of class scores, where there is numba and threads of torch to run it."""
+"""Runs the compiled loop over the rows of class scores, where numba and torch's threads are available."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from proxsvm._kernels.jit import load_numba
 from proxsvm._kernels.tensors import PLAIN, traced
 
-GRAIN = 1 << 16  # scores of a block: enough to be worth a thread
+GRAIN = 1 << 16  # scores per block: enough to be worth a thread
 Kind: TypeAlias = Literal["hinge", "smooth hinge", "cross-entropy"]
 KINDS: tuple[Kind, ...] = ("hinge", "smooth hinge", "cross-entropy")
-HINGE, SMOOTH, CROSS_ENTROPY = range(3)  # their numbers in a job
+HINGE, SMOOTH, CROSS_ENTROPY = range(3)  # their codes in a job
 
-# The fields of a job, eight bytes each: how many blocks are taken, how many there are, and the rows of one; n and K;
-# the addresses of the scores [n, K], of the classes [n], of p s [n, K] (or 0), of the class weights [K] (or 0) and of
-# the sum of each block; the class to ignore, the kind of loss, and whether to divide by the weight of all samples.
-# The loop fills in the p of a weight of 1 (float64), how many samples count, and what is wrong.
+# The fields of a job, eight bytes each: how many blocks are taken, how many there are, and the rows per block; n and K;
+# the addresses of the scores [n, K], the classes [n], p s [n, K] (or 0), the class weights [K] (or 0) and the sum of
+# each block; the class to ignore, the kind of loss, and whether to divide by the total weight of the samples.
+# The loop fills in the p of a weight of 1 (float64), how many samples count, and the status.
 TAKEN, BLOCKS, ROWS, N, CLASSES, U, Y, S, WEIGHT, SUMS, IGNORE, KIND, MEAN, SHARE, COUNTED, STATUS = range(16)
-FINE, NO_SUCH_CLASS, MASKED = range(3)  # of the status
+FINE, NO_SUCH_CLASS, MASKED = range(3)  # values of the status
 WORDS = 16
 
 
@@ -52,12 +52,12 @@ def is_rows(scores: Tensor, target: Tensor) -> bool:
 
 
 def readable_rows(scores: Tensor, target: Tensor) -> bool:
-    """Whether the memory of :func:`is_rows` holds them row by row, as a kernel reads it."""
+    """Whether they pass :func:`is_rows` and are stored row by row, as a kernel reads them."""
     return (
         is_rows(scores, target)
         and scores.is_contiguous()
         and target.is_contiguous()
-        and not scores.is_neg()  # the memory of such a view holds the numbers with the other sign
+        and not scores.is_neg()  # a negative view stores the values with the opposite sign
     )
 
 
@@ -68,23 +68,23 @@ def in_memory(scores: Tensor, target: Tensor) -> bool:
 
 @functools.cache
 def loops(dtype: torch.dtype) -> Any:
-    """The compiled loops, or None where numba is missing or unusable: torch's operations give the same numbers."""
+    """The compiled loops, or None where numba is missing or unusable: torch's operations give the same results."""
     try:
         load_numba()
         from proxsvm._kernels.class_entries import compiled
 
         return compiled(dtype)
     except Exception:
-        logging.getLogger(__name__).debug("no compiled loop over class scores, torch is used", exc_info=True)
+        logging.getLogger(__name__).debug("no compiled loop over class scores; using torch", exc_info=True)
         return None
 
 
 def run(
     kind: Kind, u: Tensor, y: Tensor, s: Tensor | None, weight: Tensor | None, ignore: int, mean: bool
 ) -> Rows | None:
-    """The loss of each row, and p s into ``s``; None where a class does not exist or a score is −∞.
+    """Sum the losses of the rows, and write p s into ``s``; None where a class does not exist or a score is −∞.
 
-    ``s`` may be missing for the plain hinge. The arguments must be :func:`in_memory`, ``s`` like ``u``, and ``weight``
+    ``s`` may be None for the plain hinge. ``u`` and ``y`` must be :func:`in_memory`, ``s`` like ``u``, and ``weight``
     contiguous, ``[K]`` and of the same dtype.
     """
     found = loops(u.dtype)

@@ -1,9 +1,9 @@
-"""The value of a class loss in a few of torch's own operations: for accelerators without Triton.
+"""The value of a class loss in a few of torch's own operations, for accelerators without Triton.
 
 With a = u − e_y, a class k is worth a_k − a_y = u_k − u_y + [k ≠ y] to the hinge, and y itself is worth 0. So the hinge
-is the cross-entropy with max a in the place of log Σ exp u: torch's ``nll_loss`` of a − max a, which also checks the
-classes on the device, ignores samples and weights them. Five calls forward and four backward; for the smoothed hinge 15
-and four. (a_y is rounded as a score is: above 2^24 a float32 cannot tell u_y from u_y − 1.)
+is the cross-entropy with max a in place of log Σ exp u: torch's ``nll_loss`` of a − max a, which also checks the
+classes on the device, ignores samples and weights them. Five calls forward and four backward; 15 and
+four for the smoothed hinge. (a_y is rounded like a score: above 2^24 a float32 cannot tell u_y from u_y − 1.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from proxsvm._kernels.class_rows import Kind
 
-REDUCTION = {"mean": 1, "sum": 2}  # in torch's own operations
+REDUCTION = {"mean": 1, "sum": 2}  # the codes of torch's own operations
 
 
 def value(kind: Kind, scores: Tensor, target: Tensor, weight: Tensor | None, ignore: int, mean: bool) -> Tensor:

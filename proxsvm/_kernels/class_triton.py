@@ -1,7 +1,7 @@
 """The value of a class loss on a GPU: one launch forward, one backward, in Triton (the extra ``gpu``).
 
-The gradient is all the memory that is taken, and the host waits for nothing: a class that does not exist fails an
-assertion on the device. The kernels are in :mod:`proxsvm._kernels.class_triton_kernels`.
+The gradient is the only memory of the scores' size, and the host never synchronises: a class that does not exist fails
+an assertion on the device. The kernels are in :mod:`proxsvm._kernels.class_triton_kernels`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def value(
 ) -> Tensor:
     """Σ p b of scores that are :func:`on_gpu`; ``weight`` is contiguous, ``[K]`` and of the same dtype.
 
-    ``formula``: the value by operations that autograd knows, for a gradient that is itself differentiated.
+    ``formula``: the value in operations known to autograd, for a gradient that is itself differentiated.
     """
     found: Tensor = _Rows.apply(scores, target, weight, KINDS.index(kind), ignore, mean, formula)  # type: ignore[no-untyped-call]
     return found
@@ -47,12 +47,12 @@ def value(
 
 @functools.cache
 def _ticket(device: torch.device, stream: int) -> Tensor:
-    """The counter of a kernel's programs, which the last of them sets to 0 again."""
+    """Counts a kernel's finished programs; the last one resets it to 0."""
     return torch.zeros((), dtype=torch.int32, device=device)
 
 
 class _Rows(torch.autograd.Function):
-    """Σ p b, whose gradient in the scores is p s, made in the backward pass."""
+    """Σ p b, whose gradient in the scores is p s, computed in the backward pass."""
 
     @staticmethod
     def forward(

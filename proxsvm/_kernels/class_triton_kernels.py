@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """One forward and one backward kernel over the rows of class scores, in Triton: hinge, smoothed hinge, cross-entropy.
 
-A program takes a row. Its atom is that of :mod:`proxsvm._kernels.class_loops`: s = α − e_y, with α a vertex of the
-simplex or the softmax. The forward kernel keeps what tells the backward one α again: the ``chosen`` class (−1 for the
-softmax), the largest score and the sum of the exponentials. The last program to finish adds up the rows in their order,
-so every run gives the same bits.
+Each program takes one row. Its atom is that of :mod:`proxsvm._kernels.class_loops`: s = α − e_y, with α a vertex of the
+simplex or the softmax. The forward kernel keeps what the backward one needs to recompute α: the ``chosen`` class
+(−1 for the softmax), the largest score and the sum of the exponentials. The last program to finish adds up the rows in
+order, so every run gives the same bits.
 
 This module imports triton (the extra ``gpu``): import it when a loss needs it.
 """
@@ -15,7 +15,7 @@ from proxsvm._kernels.class_rows import CROSS_ENTROPY, HINGE
 from proxsvm._kernels.step_triton_kernels import tl, total, triton
 
 language = tl
-BLOCK = 1024  # scores of a row that a program has in its registers at a time
+BLOCK = 1024  # scores of a row that a program holds in registers at a time
 PLAIN, SOFT = tl.constexpr(HINGE), tl.constexpr(CROSS_ENTROPY)
 
 
@@ -53,7 +53,7 @@ def forward(
     u, y, weight, partial, ticket, value, out, chosen, tops, masses, K, ignore,
     ACC: tl.constexpr, KIND: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Σ p b; the p of a weight of 1, and whether every class exists, into ``out``; what :func:`backward` needs."""
+    """Σ p b; the p of a weight of 1 and whether every class exists, into ``out``; and what :func:`backward` needs."""
     row = tl.program_id(0).to(tl.int64)
     y_ = tl.load(y + row)
     exists = (y_ >= 0) & (y_ < K)

@@ -1,6 +1,6 @@
 """The exact block step of the simplex under the entropy, for BlockFW; run as ``block_loops.py`` is.
 
-With s = m α − q and g = h m a block's dual is, divided by m and up to a constant,
+With s = m α − q and g = h m, a block's dual divided by m is, up to a constant,
 
     ⟨α, v⟩ + entropy(α) − (g/2) ‖α − α₀‖²       so that       g α + log α = v + g α₀ − θ,    Σ_k α_k = 1
 """
@@ -19,13 +19,13 @@ __all__ = ["entropy_sweep"]
 
 
 def wright_omega(z: float) -> float:
-    """The x > 0 with x + log x = z, by Newton's method, which from the second step on rises to it: log is concave.
+    """The x > 0 with x + log x = z, by Newton's method; from the second step on it rises to x: log is concave.
 
     >>> wright_omega(1.0)
     1.0
     """
     if z < -40.0:
-        return math.exp(z)  # x is below the rounding of log x
+        return math.exp(z)  # x is below the rounding error of log x
     x = z if z > 1.0 else math.exp(min(z, 0.0))
     for _ in range(20):
         before = x
@@ -38,8 +38,8 @@ def wright_omega(z: float) -> float:
 def entropy_point(b: Array, g: float, alpha: Array) -> None:
     """Set ``alpha`` to the α with g α + log α = b − θ and Σα = 1.
 
-    α is ω(b − θ + log g)/g, convex and falling in θ. From max(b) − g, where the largest α alone is 1, Newton's method
-    rises to θ.
+    α is ω(b − θ + log g)/g, convex and decreasing in θ. Newton's method rises to θ from max(b) − g, where the largest α
+    alone is 1.
     """
     K, log_g = b.shape[0], math.log(g)
     theta = b[0]
@@ -62,7 +62,7 @@ def entropy_point(b: Array, g: float, alpha: Array) -> None:
 
 
 def divergence(alpha: Array, v: Array) -> float:
-    """What α's atom is worth less than the best one at v: the divergence Σ α (log α − log softmax(v)) ≥ 0."""
+    """How much less α's atom is worth than the best one at v: the divergence Σ α (log α − log softmax(v)) ≥ 0."""
     largest = v[0]
     for k in range(1, v.shape[0]):
         largest = max(largest, v[k])
@@ -86,7 +86,7 @@ def entropy_sweep(
     indices: Array,
     starts: Array,
 ) -> Any:
-    """The exact block step; ``order`` and what it returns are as in ``block_loops.py``."""
+    """The exact block step; ``order`` and the returned values are as in ``block_loops.py``."""
     K = W.shape[0]
     everyone = np.arange(K)
     v, new, buffer = np.empty(K), np.empty(K), np.empty(K)

@@ -1,6 +1,6 @@
-"""Numba (the extra ``fast``), where it can be used: one way to ask for it, and one to compile a module of loops.
+"""Numba (the extra ``fast``), where it can be used: how to load it, and how to compile a module of loops.
 
-A module of loops is plain Python: module-level functions that call each other. As it is, the interpreter runs it;
+A module of loops is plain Python: module-level functions that call each other. The interpreter runs it as it is;
 :func:`compiled` returns the same functions compiled.
 """
 
@@ -26,7 +26,7 @@ def load_numba() -> Any:
         numba = load("numba", extra="fast")
     except ImportError:
         raise
-    except Exception as error:  # a numba that does not fit the rest of the installation may raise anything
+    except Exception as error:  # a numba that is incompatible with the installation may raise anything
         raise ImportError(f"numba is installed, but cannot be imported: {error}") from error
     if numba.config.DISABLE_JIT:
         raise ImportError("numba is installed, but NUMBA_DISABLE_JIT=1 keeps it from compiling")
@@ -45,7 +45,7 @@ def has_numba() -> bool:
 
 
 def compiled(*modules: ModuleType) -> SimpleNamespace:
-    """The functions of ``modules`` compiled; of two functions with one name, the later one replaces the earlier.
+    """The functions of ``modules`` compiled; of two functions with the same name, the later one wins.
 
     Each is a copy whose globals are the compiled functions, so all calls among them are compiled too. Compilation
     happens at the first call.

@@ -1,4 +1,4 @@
-"""What every module of compiled loops needs of numba: pointers, a shared counter, a file cache, and torch's threads.
+"""What every module of compiled loops needs from numba: pointers, a shared counter, a file cache, and torch's threads.
 
 This module imports numba (the extra ``fast``): import it when a kernel needs it.
 """
@@ -22,9 +22,9 @@ ir: Any = load("llvmlite.ir", extra="fast")
 extending: Any = load("numba.extending", extra="fast")
 carray, types = numba.carray, numba.types
 
-# A division by zero is infinite: a check for it would keep loops from being vectorised.
-# Inlined, so that an entry holds all of its code. What is left outside exists twice, compiled for itself and again with
-# the entry; the first runs where it was just compiled, the second from a file: other bits after a restart.
+# Division by zero gives infinity: a check for it would keep loops from being vectorised.
+# Inlined, so that an entry contains all of its code. A function left outside exists twice, compiled alone and again
+# with the entry. The first runs right after compilation, the second from the cache: the bits change after a restart.
 EXACT = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 exact = numba.njit(**EXACT)
 jit = numba.njit(fastmath=set(FAST_MATH), error_model="numpy", forceinline=True)
@@ -32,7 +32,7 @@ jit = numba.njit(fastmath=set(FAST_MATH), error_model="numpy", forceinline=True)
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
 def at(_: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to numbers of the type of ``like``."""
+    """An address as a pointer to values of the type of ``like``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -42,7 +42,7 @@ def at(_: Any, address: Any, like: Any) -> Any:
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
 def take(_: Any, address: Any) -> Any:
-    """The number at an address, which is raised by one for whoever comes next, in any thread."""
+    """The counter at an address, before it is incremented atomically."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         counter = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
@@ -53,7 +53,7 @@ def take(_: Any, address: Any) -> Any:
 
 @extending.intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, address: Any) -> Any:
-    """The number that a C function without arguments returns."""
+    """The result of the C function at an address, which takes no arguments."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         function = builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(ir.IntType(32), [])))
@@ -63,7 +63,7 @@ def call(_: Any, address: Any) -> Any:
 
 
 def digest(folder: Path) -> str:
-    """Of the sources of all loops: a loop compiled from others must not be taken from numba's files."""
+    """The digest of the sources of all loops: one compiled from other sources must not be loaded from numba's cache."""
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return hashlib.sha256(sources).hexdigest()[:12]
 
@@ -74,19 +74,19 @@ def _digest() -> str:
 
 
 def cached(compile: Callable[..., Any], source: Any) -> Any:
-    """``compile(cache=True)(source)``: from numba's files of earlier processes, or compiled, in about half a second.
+    """``compile(cache=True)(source)``: loaded from numba's cache, or compiled in about half a second.
 
-    numba itself looks at the file of ``source`` alone, not at those of the functions that it calls.
+    Numba itself checks only the file of ``source``, not those of the functions that it calls.
     """
     try:
-        source.__qualname__ = f"{source.__name__}_{_digest()}"  # a part of the file's name
+        source.__qualname__ = f"{source.__name__}_{_digest()}"  # part of the name of the cache file
         return compile(cache=True)(source)
-    except Exception:  # no folder to write to, a full disk, a damaged file: it goes without
+    except Exception:  # no folder to write to, a full disk, a damaged file: no cache
         return compile()(source)
 
 
 class Team(NamedTuple):
-    """``run(function, data, threads, 0)`` of OpenMP, and the address of its function for a thread's number."""
+    """OpenMP's ``run(function, data, threads, 0)``, and the address of its function that returns the thread number."""
 
     run: Callable[[int, int, int, int], None]
     number: int
@@ -94,14 +94,14 @@ class Team(NamedTuple):
 
 @functools.cache
 def team() -> Team | None:
-    """The threads of torch's own OpenMP; None where torch has no such.
+    """The threads of torch's own OpenMP; None where torch has none.
 
-    numba has threads of its own, which we leave alone: they would stand in the way of torch's, and depending on what is
-    installed they abort the process where two threads of Python step at once, or where it was forked.
+    Numba has its own threads, which are not used: they would compete with torch's, and depending on what is installed,
+    they abort the process when two Python threads step at once, or after a fork.
     """
     try:
         library = ctypes.CDLL(torch._C.__file__)
-        run = library.GOMP_parallel  # in gcc's, LLVM's and Intel's library
+        run = library.GOMP_parallel  # in the libraries of gcc, LLVM and Intel
         number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None

@@ -16,7 +16,7 @@ Tensors = Sequence[Tensor]
 
 
 class Moments(NamedTuple):
-    """What makes a diagonal M of a direction x: the running second moments ``v`` before it, and five scalars.
+    """What turns a direction x into a diagonal M: the running second moments ``v`` before x, and four scalars.
 
     v' = β₂ v + (1 − β₂) (scale · x)²        M = √(correction · v') + eps
     """
@@ -29,12 +29,12 @@ class Moments(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The scalars of an update in the metric M, the identity where there are no moments.
+    """The scalars of an update in the metric M, which is the identity without moments.
 
         t = push · M⁻¹x + lift · w        z ← μ z − t        w ← w − drop · w − push · M⁻¹x + μ z
         w̄ ← w̄ − rate · (w̄ − w)           v ← v'
 
-    ``skip``: whether nothing at all is to change, a bool or a 0-dim bool tensor.
+    ``skip``: whether to change nothing at all, a bool or a 0-dim bool tensor.
     """
 
     push: Number
@@ -59,7 +59,7 @@ class Passes(ABC):
 
     @abstractmethod
     def products(self, with_w: bool = True, start: Tensors | None = None) -> Sums:
-        """The inner products, accumulated in float32 or better; those that were not asked for are 0."""
+        """The inner products, accumulated in float32 or better; those not requested are 0."""
 
     def obstacle(self) -> str | None:
         """Why these passes cannot take their parameters after all; None if they can."""

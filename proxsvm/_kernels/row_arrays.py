@@ -1,4 +1,4 @@
-"""Operations on a row of the features on numpy arrays, for the interpreter. ``row_loops.py`` has the same functions as
+"""Operations on a row of the features, on numpy arrays, for the interpreter. ``row_loops.py`` has the same functions as
 loops, for numba: an interpreted loop over the entries would be a hundred times slower."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def add(w: Array, scale: Any, x: Array) -> None:
 
 def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
     """z_j = ⟨W_k, x_i⟩."""
-    if data.ndim == 2:  # numba decides this when it compiles
+    if data.ndim == 2:  # numba resolves this at compile time
         dense_scores(W, ks, size, z, data[i])
     else:
         sparse_scores(W, ks, size, z, i, data, indices, starts)
@@ -41,7 +41,7 @@ def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, in
 def row_update(
     W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    """W_k += g_j x_i; ``buffer`` has the size of all classes."""
+    """W_k += g_j x_i; ``buffer`` has one entry per class."""
     if data.ndim == 2:
         dense_update(W, ks, size, g, data[i])
     else:
@@ -67,8 +67,8 @@ def dense_update(W: Array, ks: Array, size: int, g: Array, x: Array) -> None:
             w[f] += scale * x[f]
 
 
-# Many classes of a feature become vector instructions, and all of them are faster than some; the sums of a few classes
-# stay in registers.
+# A loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
+# classes stay in registers.
 
 
 def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
@@ -109,7 +109,7 @@ def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array,
 def sparse_update(
     W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
-    """W_k += g_j x_i; ``buffer`` is of the size of all classes."""
+    """W_k += g_j x_i; ``buffer`` has one entry per class."""
     begin, end = starts[i], starts[i + 1]
     if size > 2 and 8 * size >= W.shape[0]:
         buffer[:] = 0.0
@@ -132,7 +132,7 @@ def sparse_update(
             W[k, indices[at]] += a * data[at]
 
 
-# The same for all of three classes on sparse rows, without an array.
+# The same for exactly three classes on sparse rows, without an array.
 
 
 def three_scores(W: Array, i: int, data: Array, indices: Array, starts: Array) -> Any:
@@ -165,7 +165,7 @@ def squared_norms(norms: Array, data: Array, starts: Array) -> None:
 
 
 def products(W: Array, v: Array, data: Array, indices: Array, starts: Array) -> None:
-    """v = X Wᵀ, ``[n, K]``, for sparse rows. Interpreted, torch does this."""
+    """v = X Wᵀ, ``[n, K]``, for sparse rows. Without numba, torch does this."""
     K = W.shape[0]
     everyone = np.arange(K)
     for i in range(v.shape[0]):

@@ -1,6 +1,6 @@
-"""Which kernels take a step: loops compiled by numba on the CPU, Triton's on a GPU, where they can; else torch's own.
+"""Which kernels take a step: where possible, loops compiled by numba on the CPU or Triton's on a GPU; else torch's own.
 
-On a CPU without numba these take one slice of the memory after the other; ``fused=False`` is the path of accelerators.
+On a CPU without numba, torch's run slice by slice; ``fused=False`` takes the path of accelerators.
 
 Nothing above this module knows which ones run.
 """
@@ -22,33 +22,33 @@ from proxsvm._kernels.step_foreach import ForeachPasses
 from proxsvm._kernels.step_slices import SlicedPasses
 from proxsvm._kernels.tensors import require_dense, watched
 
-PLANS = 64  # kept at most: where other gradients are missing at every step, none is ever used again
+PLANS = 64  # kept at most: if different gradients are missing at every step, none is ever reused
 
 
 class StepKernels:
-    """Chooses the kernels for a list of tensors, and keeps what can be kept from step to step.
+    """Chooses the kernels for a list of tensors, and keeps what can be reused from step to step.
 
     ``fused``: None compiles where that is possible, True insists on it, False never does; ``like``: a parameter.
     """
 
     def __init__(self, fused: bool | None = None, like: Tensor | None = None) -> None:
         self.fused = fused
-        if fused:  # say now what is missing
+        if fused:  # report now what is missing
             on_gpu = like is not None and like.device.type in triton.DEVICES
             load("triton", extra="gpu") if on_gpu else load_numba()
         self._plans: dict[object, Any] = {}
-        self._last: dict[int, compiled.Plan] = {}  # those of the last step, by the id of the first parameter
+        self._last: dict[int, compiled.Plan] = {}  # of the last step, by the id of the first parameter
 
     def bind(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> Passes:
         """The passes over parameters ``w`` and a direction ``x``, of one dtype and device; M = 1 without moments."""
         first, compiling = w[0], torch.compiler.is_compiling()
         last = None if compiling else self._last.get(id(first))
         if last and last.alike and last.alike([*w, *x]) and (self.fused or not watched()):
-            again = compiled.FusedPasses(w, x, last, moments, alike=True)  # all that was checked holds
+            again = compiled.FusedPasses(w, x, last, moments, alike=True)  # all checks still hold
             if again.obstacle() is None:
                 return again
         require_dense(x)
-        if self.fused is False or compiling:  # the compiler fuses by itself
+        if self.fused is False or compiling:  # the compiler fuses on its own
             return ForeachPasses(w, x, moments)
         kind: Any = triton if first.device.type in triton.DEVICES else compiled
         obstacle = kind.obstacle(w, x)
@@ -64,8 +64,7 @@ class StepKernels:
                 return made
         if self.fused:
             raise RuntimeError(
-                f"fused=True, but {obstacle}: {kind.TAKES}. Leave fused at None, which uses them wherever they can be "
-                "used"
+                f"fused=True, but {obstacle}: {kind.TAKES}. Leave fused=None, which uses them wherever possible"
             )
         return ForeachPasses(w, x, moments)
 

@@ -1,9 +1,9 @@
-"""The passes of a step as two loops over the memory of the tensors, compiled by numba (the extra ``fast``).
+"""The passes of a step as two loops over the tensors' memory, compiled by numba (the extra ``fast``).
 
 The inner products read w and x once; the update reads w, x, z and writes w, z: seven streams of memory against the five
-of ``torch.optim.SGD(fused=True)``; ten in a diagonal metric against the seven of ``Adam(fused=True)``. No temporary
-memory but the addresses, and three sums per 65,536 parameters. The loops are in :mod:`proxsvm._kernels.step_loops`,
-which is imported at the first step that can use it.
+of ``torch.optim.SGD(fused=True)``; ten in a diagonal metric against the seven of ``Adam(fused=True)``. The only
+temporary memory is the addresses, and four sums per 65,536 parameters. The loops are in
+:mod:`proxsvm._kernels.step_loops`, which is imported at the first step that can use it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from proxsvm._kernels.tensors import PLAIN, Alike, Array, are_plain, chunks, dis
 from proxsvm._numbers import to_float
 
 CHUNK = 1 << 16  # elements that a thread takes at a time
-HEAD, FLAGS = 8, 3  # words of a job before the shares, and the one of its flags
+HEAD, FLAGS = 8, 3  # words of a job before the shares, and the index of its flags
 SCALARS = 10  # push, lift, keep = 1 − drop, μ, rate; β₂, 1 − β₂, correction, eps, scale
 WITH_W, MOMENTS, VELOCITY, AVERAGE, START = 1, 2, 4, 8, 16  # flags of a job
 DTYPES = (torch.float32, torch.float64)
-TAKES = "the compiled loops take dense float32 and float64 parameters in the memory of the CPU"
+TAKES = "the compiled loops take dense float32 and float64 parameters in CPU memory"
 
 
 def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
@@ -39,7 +39,7 @@ def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
     if not w[0].is_cpu:
         return f"a parameter is on {w[0].device}"
     if not PLAIN.issuperset(map(type, w)) or not PLAIN.issuperset(map(type, x)):
-        return "a parameter or its gradient is of a subclass of torch.Tensor"
+        return "a parameter or its gradient is an instance of a subclass of torch.Tensor"
     if not all(map(attrgetter("is_cpu"), x)):
         return "a gradient is not on the CPU"
     return None
@@ -53,8 +53,8 @@ def available(dtype: torch.dtype) -> bool:
         from proxsvm._kernels import native, step_loops
 
         step_loops.compiled("products", dtype), step_loops.compiled("advance", dtype)
-    except Exception:  # whatever is wrong with numba here: torch's kernels give the same numbers
-        logging.getLogger(__name__).debug("no compiled loops, torch's kernels are used", exc_info=True)
+    except Exception:  # whatever is wrong with numba here: torch's kernels give the same results
+        logging.getLogger(__name__).debug("no compiled loops; using torch's kernels", exc_info=True)
         return False
     return native.team() is not None
 
@@ -62,7 +62,7 @@ def available(dtype: torch.dtype) -> bool:
 class Plan:
     """Tensors of these shapes cut into chunks: a ``table`` of each chunk's tensor, first element and length.
 
-    It is kept from step to step, with what was found out about the addresses of the last one.
+    It is kept from step to step, with what is known about the addresses of the last step.
     """
 
     def __init__(self, w: Sequence[Tensor]) -> None:
@@ -76,16 +76,16 @@ class Plan:
         self.bytes = np.array(sizes, dtype=np.uint64) * np.uint64(self.dtype.itemsize)
         self.sums, self.scalars = np.empty((self.n, 4)), np.zeros(SCALARS, dtype=str(self.dtype).removeprefix("torch."))
         self.sums_address, self.scalars_address = self.sums.ctypes.data, self.scalars.ctypes.data
-        self.alike: Alike | None = None  # whether w and x are like the first that were found to be plain
+        self.alike: Alike | None = None  # whether w and x match the first ones found to be plain
         self.disjoint = b""  # addresses of parameters that do not overlap
-        self.known: dict[int, tuple[Tensors, bytes]] = {}  # streams that were checked, and where they were
+        self.known: dict[int, tuple[Tensors, bytes]] = {}  # checked streams, and their addresses
         self._heads: dict[int, Array] = {}
 
     def head(self, threads: int) -> Array:
-        """What a job begins with, before its addresses.
+        """The head of a job, before its addresses.
 
-        Eight words, the flags not set yet; then for each thread the chunks that it has taken, its first, and the one
-        after its last, of about equal size.
+        Eight words, with the flags not yet set; then for each thread its share: the number of chunks taken, the first,
+        and the one after the last. The shares are of about equal size.
         """
         if threads not in self._heads:
             number = self._team.number if self._team is not None and threads > 1 else 0
@@ -121,17 +121,17 @@ class FusedPasses(Passes):
         self._v = None if moments is None else self._kept(2, moments.v, "second moment")
 
     def _stream(self, k: int, tensors: Tensors, what: str) -> Tensors:
-        """The tensors of stream ``k``, laid out as w is, with their addresses in the job."""
-        on_cpu = k == 1 or all(map(attrgetter("is_cpu"), tensors))  # of a gradient it is known
+        """The tensors of stream ``k``, in the memory order of w, with their addresses in the job."""
+        on_cpu = k == 1 or all(map(attrgetter("is_cpu"), tensors))  # known for a gradient
         if not on_cpu or self._plan.shapes != shapes(tensors):
-            compare(what, self.w, tensors)  # says which, and why
+            compare(what, self.w, tensors)  # raises, and says which one
         if not self._contiguous or not are_plain(tensors, self._plan.dtype):
             tensors = [laid_out_as(a, b, self._plan.dtype) for a, b in zip(self.w, tensors, strict=True)]
         self._point(k, tensors)
         return tensors
 
     def _kept(self, k: int, tensors: Tensors, what: str) -> Tensors:
-        """The same for tensors that are kept from step to step: those of the last step need no second check."""
+        """The same for tensors that are kept from step to step: those of the last step are not checked again."""
         known, at = self._plan.known.get(k, ((), b""))
         same = self._contiguous and len(known) == len(tensors) and all(map(operator.is_, known, tensors))
         if same and self._point(k, tensors) == at:  # their data was not replaced either
@@ -154,7 +154,7 @@ class FusedPasses(Passes):
         return None if self._disjoint() else "two parameters share memory"
 
     def _disjoint(self) -> bool:
-        """Whether no two parameters overlap in memory: two threads must not write to one address."""
+        """Whether no two parameters overlap in memory: two threads must not write to the same address."""
         known, size = self._at, self._plan.bytes
         if self._plan.disjoint != known:
             if not disjoint(np.frombuffer(known, np.uint64), size):
@@ -174,7 +174,7 @@ class FusedPasses(Passes):
 
     def products(self, with_w: bool = True, start: Tensors | None = None) -> Sums:
         """The inner products as Python floats."""
-        laid_out = None if start is None else self._kept(5, start, "start")  # alive while its addresses are used
+        laid_out = None if start is None else self._kept(5, start, "start")  # kept alive while its addresses are used
         self._run("products", (WITH_W if with_w else 0) | (START if laid_out is not None else 0))
         xx, wx, ww, uu = self._plan.sums.sum(0).tolist()
         return Sums(xx, wx, ww, uu) if with_w else Sums(xx, uu=uu)

@@ -1,9 +1,9 @@
 """The passes of a step in a fixed number of torch's own operations, on any device and in any precision.
 
-All of them work on one flat buffer of the size of the parameters, which holds one vector after another; a diagonal
-metric takes a second one. So the number of calls does not depend on the number of tensors, and nothing is read by the
-host: at most 30 calls for both passes, 40 in a diagonal metric. Whatever changes has a difference subtracted from it,
-which is 0 where the step is skipped: then no bit changes.
+They all work on one flat buffer of the size of the parameters, which holds one vector at a time; a diagonal metric
+needs a second one. So the number of calls does not depend on the number of tensors, and the host reads nothing: at most
+30 calls for both passes, 40 in a diagonal metric. Every update subtracts a difference, which is 0 where the step is
+skipped: then no bit changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxsvm._numbers import Number
 
 
 class _Buffer:
-    """Flat memory for one vector, accumulated in float32 or better, and its views in the parameters' shapes."""
+    """A flat buffer for one vector, accumulated in float32 or better, and its views in the parameters' shapes."""
 
     def __init__(self, w: Tensors) -> None:
         sizes, first = [t.numel() for t in w], w[0]
@@ -30,7 +30,7 @@ class _Buffer:
 
 
 class ForeachPasses(Passes):
-    """One temporary copy of the parameters, two in a diagonal metric: M is needed at every inner product."""
+    """One temporary copy of the parameters, two in a diagonal metric: every inner product needs M."""
 
     def __init__(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> None:
         compare("gradient", w, x)
@@ -116,7 +116,7 @@ class ForeachPasses(Passes):
         flat = self._direction(update.push)
         if z is not None:
             kept = buffer
-            if other is not None:  # free for the velocity's own difference
+            if other is not None:  # free for the velocity's difference
                 _add(flat, other.load(self.w), update.lift, out=other.flat)
                 kept = other
             torch._foreach_add_(kept.views, list(z), alpha=1 - mu)
@@ -148,7 +148,7 @@ class ForeachPasses(Passes):
     def _subtract(difference: _Buffer, tensors: Tensors, skip: bool | Tensor, factor: float = 1.0) -> None:
         """tensors ← tensors − factor · difference, unless ``skip`` holds."""
         if isinstance(skip, Tensor):
-            difference.flat.masked_fill_(skip, 0)  # not a factor of 0: NaN · 0 is NaN
+            difference.flat.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
         torch._foreach_sub_(list(tensors), difference.views, alpha=factor)
 
 

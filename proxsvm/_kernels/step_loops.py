@@ -1,14 +1,14 @@
-"""The two loops of a step, compiled by numba, and run by the threads that torch has already.
+"""The two loops of a step, compiled by numba and run by torch's own threads.
 
 A job is eight words in memory: how many threads share it, how many tensors there are, the address of a table of chunks
-(tensor, first element, elements), flags, the address of the sums, the bytes of an element, the address of OpenMP's
-function for a thread's number (0: there is one thread), and the address of the scalars. Then three words per thread,
-its share: how many chunks of it are taken, the first, and the one after the last. Then the addresses of all w, x, v, z,
-averages and starts.
+(tensor, first element, elements), flags, the address of the sums, the bytes per element, the address of OpenMP's
+function that returns the thread number (0: there is one thread), and the address of the scalars. Then three words per
+thread for its share: how many of its chunks are taken, the first, and the one after the last. Then the addresses of all
+w, x, v, z, averages and starts.
 
-A thread works on its own share, the same in both loops: its core has read the same memory before. (To write to what
+A thread works on its own share, the same in both loops: its core has already read that memory. (Writing to what
 another core has just read takes twice as long.) Then it helps the others, so that a late thread does not hold them up.
-The sums are kept for each chunk: their order, and so every bit, is the same however many threads there are.
+The sums are kept per chunk: their order, and so every bit, is the same for any number of threads.
 
 This module imports numba (the extra ``fast``): import it when a step needs it.
 """
@@ -24,14 +24,14 @@ import torch
 from proxsvm._kernels.native import at, cached, call, carray, jit, numba, take
 from proxsvm._kernels.step_compiled import AVERAGE, HEAD, MOMENTS, START, VELOCITY, WITH_W
 
-BLOCK = 1 << 12  # elements that are summed up in their own precision, before they are added in float64
+BLOCK = 1 << 12  # elements summed in their own precision, before they are added in float64
 
 
 @jit  # type: ignore[untyped-decorator]
 def dots(w: Any, x: Any, zero: Any) -> Any:
     """⟨x, x⟩, ⟨w, x⟩ and ⟨w, w⟩ of a block."""
     xx, wx, ww = zero, zero, zero
-    for j in range(len(x)):  # from 0: else numba guards against negative indices, one by one
+    for j in range(len(x)):  # from 0: otherwise numba checks every index for a negative value
         xx += x[j] * x[j]
         wx += w[j] * x[j]
         ww += w[j] * w[j]
@@ -184,7 +184,7 @@ def _advance(address: int, zero: float) -> None:
     first = HEAD + 3 * threads
     for other in range(threads):
         share = HEAD + 3 * ((me + other) % threads)
-        while True:  # backwards: what the inner products have read last is in the cache still
+        while True:  # backwards: what the inner products read last is still in the cache
             k = np.int64(job[share + 2]) - 1 - take(address + np.uint64(8 * share))
             if k < np.int64(job[share + 1]):
                 break

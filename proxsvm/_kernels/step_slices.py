@@ -1,7 +1,7 @@
 """The passes of a step in torch's own operations, slice by slice: for CPUs without numba.
 
-An operation over all parameters reads them from memory, and so does the next one. Here all operations are done on one
-slice while it is in the cache, and small tensors are taken together. The scalars are Python floats.
+An operation over all parameters reads them from memory, and so does the next one. Here all operations run on one slice
+while it is in the cache, and small tensors are grouped. The scalars are Python floats.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from proxsvm._numbers import to_float
 
 SLICE = 1 << 17  # elements
 
-Piece: TypeAlias = "tuple[range, slice]"  # some tensors, whole, or a slice of one
+Piece: TypeAlias = "tuple[range, slice]"  # some whole tensors, or a slice of one
 
 
 class _Stream:
-    """Tensors as flat ones: views of their memory, or copies of those that are not contiguous."""
+    """Flattened tensors: views, or copies of those that are not contiguous."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._copies: list[tuple[Tensor, Tensor]] = []
@@ -39,20 +39,20 @@ class _Stream:
         return self.flats[at[0]][part] if len(at) == 1 else torch.cat([self.flats[i] for i in at])
 
     def write(self, piece: Piece, flat: Tensor) -> None:
-        """Put a piece back that :meth:`read` has copied."""
+        """Write back a piece that :meth:`read` has copied."""
         at, _ = piece
         if len(at) > 1:
             own = [self.flats[i] for i in at]
             torch._foreach_copy_(own, list(torch.split(flat, [t.numel() for t in own])))
 
     def close(self) -> None:
-        """Put the copies back."""
+        """Write the copies back."""
         for t, flat in self._copies:
             t.copy_(flat.view(t.shape))
 
 
 class SlicedPasses(Passes):
-    """float32 and float64 on the CPU; no temporary memory but that of a slice."""
+    """float32 and float64 on the CPU; no temporary memory beyond that of a slice."""
 
     def __init__(self, w: Tensors, x: Tensors, moments: Moments | None = None) -> None:
         compare("gradient", w, x)
@@ -65,7 +65,7 @@ class SlicedPasses(Passes):
     def _pieces(self) -> Iterator[Piece]:
         first, size = 0, 0
         sizes = [t.numel() for t in self._w.flats]
-        for i, n in enumerate([*sizes, SLICE + 1]):  # the last ends what was gathered
+        for i, n in enumerate([*sizes, SLICE + 1]):  # the last one closes the group
             if size + n > SLICE:
                 if first < i:
                     yield range(first, i), slice(None)
@@ -150,7 +150,7 @@ def _move(w: Tensor, x: Tensor, z: Tensor | None, push: float, lift: float, drop
 def _move_by_sgd(
     sgd: Callable[..., None], w: Tensor, x: Tensor, z: Tensor | None, push: float, lift: float, drop: float, mu: float
 ) -> None:
-    """The same in two, by torch's fused SGD: b ← momentum · b + (1 − dampening) (x + decay · w) and w ← w − lr · b.
+    """The same in two, with torch's fused SGD: b ← momentum · b + (1 − dampening) (x + decay · w) and w ← w − lr · b.
 
     First w' = w − drop · w − push · x. With k = lift / (1 − drop) and c = push (1 + k), push · x + lift · w is
     c x + k w', so z ← μ z − c (x + k/c w') and w ← w' + μ z are a step with lr = −μ.

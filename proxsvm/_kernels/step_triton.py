@@ -1,9 +1,9 @@
-"""The passes of a step as two launches on a GPU, in Triton (the extra ``gpu``; torch's CUDA builds bring it along).
+"""The passes of a step as two launches on a GPU, in Triton (the extra ``gpu``; torch's CUDA builds include it).
 
-Seven streams of memory, ten in a diagonal metric, as the compiled loops of the CPU; nothing is copied and nothing is
-read by the host. What the kernels need of the tensors is a table of addresses on the device. It is uploaded where an
-address has changed, and kept: once gradients live where earlier ones did, a step uploads nothing, and a CUDA graph can
-hold it. The kernels are in :mod:`proxsvm._kernels.step_triton_kernels`, which is imported at the first step on a GPU.
+Seven streams of memory, ten in a diagonal metric, like the compiled loops on the CPU; nothing is copied, and the host
+reads nothing. All that the kernels need from the tensors is a table of addresses on the device. It is uploaded when an
+address has changed, and kept: once gradients reuse earlier addresses, a step uploads nothing, and a CUDA graph can hold
+it. The kernels are in :mod:`proxsvm._kernels.step_triton_kernels`, which is imported at the first step on a GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, comp
 from proxsvm._kernels.tensors import PLAIN, accumulator, are_plain, chunks, disjoint, is_dense, laid_out_as
 from proxsvm._numbers import Number
 
-CHUNK = 1 << 15  # elements of a program
+CHUNK = 1 << 15  # elements per program
 DEVICES = frozenset({"cuda"})  # the tests add "cpu", where Triton's interpreter runs the kernels
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TABLES = 16  # kept at most, of other addresses
-CAPTURED: list[object] = []  # what CUDA graphs read at every replay, the last of which is unknown
-KEY = 0x5555555555555555  # makes 64 bits of every constant: Triton would make an int32 of a small one
-TAKES = "the kernels take dense parameters of 16, 32 or 64 bits in the memory of a GPU"
+TABLES = 16  # kept at most, for different addresses
+CAPTURED: list[object] = []  # what CUDA graphs read at every replay; never freed: which one is the last is unknown
+KEY = 0x5555555555555555  # gives every constant 64 bits: Triton would turn a small one into an int32
+TAKES = "the kernels take dense parameters of 16, 32 or 64 bits in GPU memory"
 
 
 def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
@@ -36,7 +36,7 @@ def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
     if w[0].dtype not in DTYPES:
         return f"a parameter has dtype {w[0].dtype}"
     if not PLAIN.issuperset(map(type, w)) or not PLAIN.issuperset(map(type, x)):
-        return "a parameter or its gradient is of a subclass of torch.Tensor"
+        return "a parameter or its gradient is an instance of a subclass of torch.Tensor"
     if not all(map(Tensor.is_contiguous, w)) and not all(map(is_dense, w)):
         return "a parameter has gaps or overlaps in its memory"
     return None
@@ -44,17 +44,17 @@ def obstacle(w: Sequence[Tensor], x: Sequence[Tensor]) -> str | None:
 
 @functools.cache
 def available(dtype: torch.dtype) -> bool:
-    """Whether there is a Triton to compile the kernels for a dtype."""
+    """Whether Triton can compile the kernels for a dtype."""
     try:
         import proxsvm._kernels.step_triton_kernels  # noqa: F401
 
-        if torch.cuda.is_available():  # it also needs a C compiler and a GPU that is not too old: try
+        if torch.cuda.is_available():  # Triton also needs a C compiler and a GPU that is not too old: try
             w = [torch.zeros(2, dtype=dtype, device="cuda")]
             tried = FusedPasses(w, w, Plan(w))
             tried.products()
             tried.advance(None, None, Update(0.0))
-    except Exception:  # whatever is wrong with it: torch's own operations give the same numbers
-        logging.getLogger(__name__).debug("no Triton, torch's operations are used", exc_info=True)
+    except Exception:  # whatever is wrong with it: torch's own operations give the same results
+        logging.getLogger(__name__).debug("no Triton; using torch's operations", exc_info=True)
         return False
     return dtype in DTYPES
 
@@ -73,14 +73,14 @@ class Plan:
         self.disjoint = b""  # addresses of parameters that do not overlap
 
     def _begin(self) -> None:
-        """Memory for some tables on both sides. A copy that is under way goes on reading the memory of earlier ones."""
+        """Allocate new tables on host and device. A copy in progress keeps reading the earlier ones."""
         shape = TABLES, 6, len(self.bytes)
         self._host = torch.empty(shape, dtype=torch.int64, pin_memory=self.chunks.is_cuda)
         self._device = torch.empty(shape, dtype=torch.int64, device=self.chunks.device)
         self._tables: dict[bytes, Tensor] = {}
 
     def table(self, streams: Sequence[Tensors | None]) -> Tensor:
-        """The addresses of some streams on the device, ``[streams, n]``; 0 where there is none."""
+        """The addresses of some streams on the device, ``[streams, n]``; 0 for a missing stream."""
         n = len(self.bytes)
         rows = [[0] * n if s is None else list(map(Tensor.data_ptr, s)) for s in streams]
         host = np.array(rows, dtype=np.uint64).view(np.int64)
@@ -105,7 +105,7 @@ class FusedPasses(Passes):
         self._v = None if moments is None else self._stream(moments.v, "second moment")
 
     def obstacle(self) -> str | None:
-        """Why the kernels cannot take these parameters after all: two programs must not write to one address."""
+        """Why the kernels cannot take these parameters after all: two programs must not write to the same address."""
         at = np.fromiter(map(Tensor.data_ptr, self.w), np.uint64, len(self.w))
         if self._plan.disjoint != at.tobytes():
             if not disjoint(at, self._plan.bytes):
@@ -114,7 +114,7 @@ class FusedPasses(Passes):
         return None
 
     def _stream(self, tensors: Tensors, what: str) -> Tensors:
-        """The tensors with the memory order of w and one dtype, copied only where they have to be."""
+        """The tensors with the memory order of w and one dtype, copied only where necessary."""
         compare(what, self.w, tensors)
         dtype = tensors[0].dtype
         if are_plain(tensors, dtype) and all(map(Tensor.is_contiguous, self.w)):
@@ -132,11 +132,11 @@ class FusedPasses(Passes):
         return [_bits(beta2), _bits(1 - beta2), _bits(eps), *self._scalar(correction), *self._scalar(scale)]
 
     def _scalar(self, c: Number) -> tuple[int, Tensor | None]:
-        """A constant, and the number on the device that it multiplies."""
+        """A constant, and the scalar on the device that it multiplies."""
         return (_bits(1.0), c.detach().to(self.w[0].device)) if isinstance(c, Tensor) else (_bits(c), None)
 
     def _dtypes(self, *streams: Tensors | None) -> list[Any]:
-        """Of the accumulator, w, x and the streams, in Triton's names; None for what is missing."""
+        """Triton's dtypes of the accumulator, w, x and the streams; None for what is missing."""
         from proxsvm._kernels.step_triton_kernels import tl
 
         given = [accumulator(self.w[0].dtype), *(None if s is None else s[0].dtype for s in (self.w, self.x, *streams))]
@@ -147,7 +147,7 @@ class FusedPasses(Passes):
         from proxsvm._kernels import step_triton_kernels as kernels
 
         plan, first = self._plan, self.w[0]
-        laid_out = None if start is None else self._stream(start, "start")  # alive until the launch
+        laid_out = None if start is None else self._stream(start, "start")  # kept alive until the launch
         out = torch.empty(4, dtype=accumulator(first.dtype), device=first.device)
         if plan.programs:
             given = [*self._common((None, None, laid_out)), plan.partial, plan.ticket, out, *self._metric()]
@@ -187,5 +187,5 @@ def _bits(c: float) -> int:
 
 
 def on(t: Tensor) -> Any:
-    """Triton launches on the current device."""
+    """Make the device of ``t`` the current one, on which Triton launches."""
     return torch.cuda.device_of(t)  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """The two kernels of a step, in Triton: one launch each for all tensors of a dtype and device.
 
-``chunks``, ``[C, 3]``: each program's tensor, first element and number of elements; ``addresses``, ``[6, n]``: of all
-w, x, v, z, averages and starts, 0 where there is none. A scalar is a constant, given by the bits of a float64 (Triton
-makes float32 of a float), times the number at an address where there is one.
+``chunks``, ``[C, 3]``: each program's tensor, first element and number of elements; ``addresses``, ``[6, n]``: those
+of all w, x, v, z, averages and starts, 0 where there is none. A scalar is a constant, given by the bits of a float64
+(Triton turns a float into a float32), times the value at an address, if there is one.
 
-The sums of each program are stored, and added by the last one to finish, in the order of the chunks: every run gives
+The sums of each program are stored, and added up by the last one to finish, in the order of the chunks: every run gives
 the same bits.
 
 This module imports triton (the extra ``gpu``): import it when a step needs it.
@@ -21,14 +21,14 @@ from proxsvm._kernels import step_triton
 triton: Any = load("triton", extra="gpu")
 tl: Any = load("triton.language", extra="gpu")
 
-BLOCK = 1024  # elements that a program has in its registers at a time
+BLOCK = 1024  # elements that a program holds in registers at a time
 KEY = tl.constexpr(step_triton.KEY)
 CONSTANTS = ["beta2", "rest", "eps", "correction", "scale", "push", "lift", "drop", "mu", "rate"]
 
 
 @triton.jit
 def scalar(bits, at, ACC: tl.constexpr):
-    """A constant, times the number at an address."""
+    """A constant, times the value at an address, if there is one."""
     constant = (bits ^ KEY).to(tl.float64, bitcast=True).to(ACC)
     if at is None:
         return constant
@@ -38,7 +38,7 @@ def scalar(bits, at, ACC: tl.constexpr):
 
 @triton.jit
 def pointer(addresses, k, first, DTYPE: tl.constexpr):
-    """To the element ``first`` of tensor k."""
+    """A pointer to element ``first`` of tensor k."""
     return tl.load(addresses + k).to(tl.pointer_type(DTYPE)) + first
 
 
@@ -100,7 +100,7 @@ def products(
 
 @triton.jit
 def finish(partial, ticket, out, ACC: tl.constexpr, BLOCK: tl.constexpr):
-    """The last program to come here adds up the sums of all, and leaves the ticket as it was."""
+    """The last program to arrive adds up the sums of all, and resets the ticket."""
     tl.debug_barrier()
     programs = tl.num_programs(0)
     if tl.atomic_add(ticket, 1, sem="acq_rel") == programs - 1:
@@ -118,7 +118,7 @@ def advance(
     ACC: tl.constexpr, W: tl.constexpr, X: tl.constexpr, V: tl.constexpr, Z: tl.constexpr, AVERAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The update; V, Z and AVERAGE are None where there are none. Where ``skip`` holds nothing is written."""
+    """The update; V, Z and AVERAGE are None where there are none. Where ``skip`` holds, nothing is written."""
     moves = True if skip is None else tl.load(skip) == 0
     if moves:
         pid = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""What every kernel and every loss must know of a tensor: its type, its precision, and who is watching."""
+"""What every kernel and every loss must know about a tensor: its type, its precision, and who is watching."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: Tensor) -> Tensor:
-    """``x`` in the dtype in which it is summed; itself unless it has half precision.
+    """``x`` in the dtype in which it is summed; unchanged unless it has half precision.
 
     >>> widened(torch.ones(1, dtype=torch.float16)).dtype
     torch.float32
@@ -37,7 +37,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 def is_dense(t: Tensor) -> bool:
-    """Whether a tensor fills its memory without gaps and overlaps, in whatever order of its dimensions.
+    """Whether a tensor fills its memory without gaps or overlaps, whatever the order of its dimensions.
 
     >>> is_dense(torch.ones(2, 3).t()), is_dense(torch.ones(2, 3)[:, :2]), is_dense(torch.ones(3).expand(2, 3))
     (True, False, False)
@@ -51,16 +51,16 @@ def is_dense(t: Tensor) -> bool:
 
 
 def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Whether the memory of all tensors is that of contiguous tensors of this dtype."""
+    """Whether all tensors are stored as contiguous tensors of this dtype."""
     return (
         all(map(Tensor.is_contiguous, tensors))
         and {dtype}.issuperset(map(attrgetter("dtype"), tensors))
-        and not any(map(Tensor.is_neg, tensors))  # the memory of a negative view holds the opposite numbers
+        and not any(map(Tensor.is_neg, tensors))  # a negative view stores the values with the opposite sign
     )
 
 
 def laid_out_as(w: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` with the memory order of ``w`` and a dtype, copied only where it has to be."""
+    """``x`` with the memory order of ``w`` and a dtype, copied only where necessary."""
     alike = x.stride() == w.stride() and x.dtype == dtype and not x.is_neg()
     return x if alike else torch.empty_like(w, dtype=dtype).copy_(x)
 
@@ -87,9 +87,9 @@ def require_dense(gradients: Sequence[Tensor | None]) -> None:
 
 
 class Alike:
-    """Whether tensors have the types, dtypes, devices, layouts, shapes and strides of others, asked in one call.
+    """Whether tensors have the types, dtypes, devices, layouts, shapes and strides of others, checked in one call.
 
-    The compiler of torch guards its graphs so. Where torch has no such guards, no tensors are alike.
+    ``torch.compile`` guards its graphs in this way. Where torch has no such guards, no tensors are alike.
 
     >>> alike = Alike([torch.ones(2, 3)])
     >>> alike([torch.zeros(2, 3)]), alike([torch.zeros(3, 2).t()]), alike([torch.zeros(2, 3).double()])
@@ -116,7 +116,7 @@ def disjoint(addresses: Array, sizes: Array) -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` is active: its tensors have no memory, and cannot be written into.
+    """Whether a transform of ``torch.func`` is active: its tensors have no memory, and cannot be written to.
 
     >>> in_transform(), torch.func.vmap(lambda x: x + in_transform())(torch.zeros(2))
     (False, tensor([1., 1.]))
@@ -125,7 +125,7 @@ def in_transform() -> bool:
 
 
 def traced() -> bool:
-    """Whether a compiler, a tracer or a transform follows every operation: to it a loop's result is a constant.
+    """Whether a compiler, a tracer or a transform follows every operation: to it, a loop's result is a constant.
 
     >>> traced()
     False
@@ -149,7 +149,7 @@ def watched() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether the host may read the numbers of ``x``: they are in its own memory, and nothing follows the operations.
+    """Whether the host may read the values of ``x``: they are in its own memory, and nothing follows the operations.
 
     >>> readable(torch.ones(1)), readable(torch.ones(1, device="meta"))
     (True, False)
@@ -158,7 +158,7 @@ def readable(x: Tensor) -> bool:
 
 
 def number(x: Tensor) -> float:
-    """Of a 0-dim tensor that is :func:`readable`, and no negative view; ``item()`` would count as a synchronisation.
+    """The value of a 0-dim tensor, :func:`readable` and no negative view; ``item()`` would count as a synchronisation.
 
     >>> number(torch.tensor(2.0)), number(torch.tensor(True))
     (2.0, 1.0)
@@ -173,11 +173,11 @@ _C_TYPES: dict[torch.dtype, Any] = {
 }
 
 
-# Private functions of torch; where one is missing, the answer is the one that takes the general path.
+# Private functions of torch; where one is missing, the answer selects the general path.
 
 
 def assert_async(holds: Tensor, message: str) -> None:
-    """Raise RuntimeError unless a 0-dim tensor holds; on an accelerator the device asserts, without synchronising."""
+    """Raise RuntimeError unless a 0-dim tensor is true; on an accelerator the device asserts, without synchronising."""
     check = getattr(torch, "_assert_async", None)
     if check is not None:
         check(holds, message)
@@ -200,7 +200,7 @@ def _modes() -> int:
 
 
 def _proxy_mode() -> bool:
-    """Whether ``make_fx`` records: the only one of torch's dispatch modes that keeps what it sees."""
+    """Whether ``make_fx`` is recording: the only one of torch's dispatch modes that keeps what it sees."""
     if not _modes():
         return False
     try:
@@ -218,11 +218,11 @@ def _guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 @functools.cache
 def _guards_hold() -> bool:
-    """Whether torch's guards are there, and see what they have to see."""
+    """Whether torch's guards exist, and detect what they must."""
     x = torch.ones(2, 2)
     others = x.t(), x[:1], x.double(), x.view(torch.int32), x.to("meta"), x.to_sparse(), torch._neg_view(x)
     try:
         check = _guards([x])
         return check(x.clone()) and not any(map(check, (*others, torch.nn.Parameter(x))))
-    except Exception:  # however they have changed
+    except Exception:  # whatever has changed in them
         return False

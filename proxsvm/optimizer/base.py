@@ -1,4 +1,4 @@
-"""Parameter groups with metrics of their own, the ranks that hold them, and their state."""
+"""Parameter groups with their own metrics, the ranks that hold them, and their state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
 
 
 class GroupedOptimizer(Scalable):
-    """An optimizer whose groups are checked, and have a metric each beside their options."""
+    """An optimizer whose groups are checked, and each have a metric besides their options."""
 
     process_group: ProcessGroup
     _replicas_checked = False
@@ -31,14 +31,14 @@ class GroupedOptimizer(Scalable):
         return [p for g in self.param_groups for p in g["params"]]
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
-        """The groups, each with its metric, and with those parameters only that are wanted."""
+        """The groups, each with its metric and only the wanted parameters."""
         return [
             {**checked(g), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
 
     def _groups_with_gradients(self) -> tuple[list[dict[str, Any]], list[Tensor], list[Tensor]]:
-        """The same for the parameters that have a gradient; these parameters, and the gradients."""
+        """The same for the parameters that have a gradient; also these parameters, and their gradients."""
         groups: list[dict[str, Any]] = []
         owners: list[Tensor] = []
         grads: list[Tensor] = []
@@ -53,7 +53,7 @@ class GroupedOptimizer(Scalable):
         if not grads and any(p.is_meta for p in self._params()):
             raise RuntimeError(
                 "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
-                "them. Make the optimizer after it, from the model's new parameters"
+                "them. Create the optimizer after that, from the model's new parameters"
             )
         return groups, owners, grads
 
@@ -65,9 +65,9 @@ class GroupedOptimizer(Scalable):
         return ranks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with options of its own, its ``metric`` included; checked before anything changes."""
+        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
         metric = check_metric(param_group.get("metric", self._metric))
-        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which has no place in a state
+        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which does not belong in a state
         check_group(group, self.defaults)
         super().add_param_group(group)
         self._metrics.append(metric)
@@ -78,14 +78,14 @@ class GroupedOptimizer(Scalable):
             group["far"], group["squares"] = far, torch.zeros_like(far)
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
+        """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
         check_state(state_dict, self.param_groups, self._metrics)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; it is checked before anything changes.
 
-        The state of ``Euclidean()`` without momentum or averages holds no tensors, and nothing in it tells its metric:
-        an optimizer with another metric takes its options, ``lr`` among them, and begins with fresh moments.
+        The state of ``Euclidean()`` without momentum or averages holds no tensors, and does not tell its metric: an
+        optimizer with another metric takes over its options, including ``lr``, and starts with fresh moments.
         """
         self.check_state_dict(state_dict)
         super().load_state_dict(state_dict)

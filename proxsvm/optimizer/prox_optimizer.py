@@ -34,7 +34,7 @@ from proxsvm.solvers.base import DualSolver
 class _Step(NamedTuple):
     """A step that is ready to be solved.
 
-    ``spends``: the gradients that the step uses up, and with them the record; None where it made its own.
+    ``spends``: the gradients that the step consumes, and with them the record; None where it computed its own.
     """
 
     problem: ProxProblem
@@ -55,29 +55,29 @@ class ProxOptimizer(AveragingOptimizer):
         loss: the criterion that the training loop calls. The optimizer watches it, to know the value that a
             ``backward()`` differentiated.
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
-        params: parameters or group dicts, each with its own ``lr``, ``momentum``, ``weight_decay`` if it likes.
+        params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
         lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :class:`~proxsvm.metrics.auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, 1 at first,
-            which schedulers may change.)
+            :class:`~proxsvm.metrics.auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, initially
+            1, which schedulers may change.)
         momentum: μ in [0, 1).
         weight_decay: r = weight_decay · w.
         nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
-            they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and waits
-            for the device at every step to know.
-        max_grad_norm: clip in the dual. A gradient g that is longer is scaled by c = max_grad_norm / ‖g‖ together with
-            its value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
-        process_group: the ranks over which the gradients are averaged, and so must the value be. ``"default"`` is
-            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need nothing said;
-            ``None`` says that this process trains on its own gradients.
+            they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and
+            synchronises with the device at every step.
+        max_grad_norm: clip in the dual. A longer gradient g is scaled by c = max_grad_norm / ‖g‖ together with its
+            value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
+        process_group: the ranks over which the gradients, and so the value, are averaged. ``"default"`` is
+            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need no setting;
+            ``None`` means that this process trains on its own gradients.
         metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Euclidean()`` if None, or
             ``Diagonal()``, Adam's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
-            ``eval()`` puts w̄ in the place of w, ``train()`` puts w back; :func:`proxsvm.follow` lets the model do it.
-        fused: pass over the weights in two loops compiled by numba (the extra ``fast``) on the CPU, two Triton kernels
-            (the extra ``gpu``) on a GPU, without temporary memory, instead of torch's operations. None: where they are
-            installed and can take the parameters. True insists, and raises where it cannot; False never does. The
-            numbers are the same to rounding, state and checkpoints are the same. (``torch.compile`` fuses by itself,
-            whatever is said here.)
+            ``eval()`` replaces w by w̄, ``train()`` restores w; :func:`proxsvm.follow` lets the model do it.
+        fused: update the weights in two loops compiled by numba (the extra ``fast``) on the CPU, two Triton kernels
+            (the extra ``gpu``) on a GPU, without temporary memory, instead of torch's operations. None uses them
+            where they are installed and can take the parameters. True insists, and raises where they cannot; False
+            never uses them. Results agree up to rounding; state and checkpoints are the same. (``torch.compile`` fuses
+            on its own, whatever the setting.)
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -113,7 +113,7 @@ class ProxOptimizer(AveragingOptimizer):
         )
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
-        # a list, because a compiled step can write to one, and not to an attribute
+        # a list, because a compiled step can write to one, but not to an attribute
         self._reports: list[StepReport | partial[StepReport] | None] = [None]
         first = next(iter(self._params()), torch.empty(()))
         self.skipped = torch.zeros((), dtype=torch.long, device=first.device)
@@ -133,11 +133,11 @@ class ProxOptimizer(AveragingOptimizer):
             self._record.watch(module)
 
     def watch(self, term: nn.Module) -> nn.Module:
-        """Count the values of a further convex term of the loss, and return it.
+        """Register a further convex term of the loss, whose values then count, and return it.
 
-        γ needs the value of everything that is differentiated. What is added to the criterion's value has to be known
-        to the optimizer: a module that returns it, non-negative and convex in the scores (or whatever it penalises),
-        is declared here; for anything else pass the sum, ``optimizer.step(loss=total)``.
+        γ needs the value of everything that is differentiated. The optimizer must know what is added to the
+        criterion's value. A module that returns it, non-negative and convex in the scores (or whatever it penalises),
+        is registered here; for anything else pass the sum, ``optimizer.step(loss=total)``.
 
         >>> from proxsvm.losses import L1Regression, MultiClassHinge
         >>> from proxsvm.solvers import SingleStepFW
@@ -157,7 +157,7 @@ class ProxOptimizer(AveragingOptimizer):
         return term
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with options of its own, its ``metric`` included; checked before anything changes."""
+        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
         add = partial(super().add_param_group, param_group)
         add() if (record := self.__dict__.get("_record")) is None else record.joined(add)  # None in the constructor
 
@@ -180,7 +180,7 @@ class ProxOptimizer(AveragingOptimizer):
         """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
 
         ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
-        problem averaged over them, and every rank must make it.
+        problem averaged over them, and every rank must make this call.
         """
         self._require_training()
         origin: Origin | None = getattr(value, "origin", None)
@@ -204,16 +204,16 @@ class ProxOptimizer(AveragingOptimizer):
 
         Args:
             closure: evaluates the loss and returns it, ``lambda: criterion(model(x), y)``; the optimizer
-                differentiates. (One that calls ``backward()`` itself, as trainers write it, works for
+                differentiates. (One that calls ``backward()`` itself, as trainers write them, works for
                 ``SingleStepFW``.) Without it, the step uses the gradients and the value of the ``backward()`` calls
-                since ``zero_grad()``. Gradients edited in between are noticed by torch's version counters, which
+                since ``zero_grad()``. Gradients edited in between are detected by torch's version counters, which
                 hooks, ``.data`` and NumPy do not change.
-            loss: the value of the gradients, where it was not computed by this optimizer's criterion: this rank's
+            loss: the value that the gradients belong to, if this optimizer's criterion did not compute it: this rank's
                 own, and not multiplied by a GradScaler's scale.
         """
         if closure is not None and not callable(closure):
             raise TypeError(
-                f"step() got a {type(closure).__name__}; expected a closure, or the value by its name: "
+                f"step() got a {type(closure).__name__}; expected a closure, or the value by keyword: "
                 "optimizer.step(loss=value)"
             )
         if closure is not None and loss is not None:
@@ -227,8 +227,8 @@ class ProxOptimizer(AveragingOptimizer):
             before = None if before is None else before.clone()  # autograd adds in place
             with torch.enable_grad():
                 returned = closure()
-            if returned is None or self._record.mark != mark:  # it called backward(), or does nothing
-                cleared = self._record.generation != age  # by zero_grad() inside of the closure
+            if returned is None or self._record.mark != mark:  # it called backward(), or did nothing
+                cleared = self._record.generation != age  # by zero_grad() inside the closure
                 step = self._after_backward(None, self._record.missing(returned, None if cleared else before))
                 returned = step.value if returned is None and step is not None else returned
             else:
@@ -241,23 +241,23 @@ class ProxOptimizer(AveragingOptimizer):
         return returned
 
     def _before_backward(self, value: Tensor) -> _Step:
-        """The step of a value whose graph is still there."""
+        """The step for a value whose graph still exists."""
         self._record.check_value(value)
         problem = self.problem(value)
         if problem.on_ranks and not self.solver.on_ranks:
             raise RuntimeError(
-                f"{type(self.solver).__name__} is not written for several ranks (its on_ranks is False): use "
-                "SingleStepFW or MultiStepFW, or process_group=None where each rank trains by itself"
+                f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
+                "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
             )
         mean = problem.mean(value.detach())
-        if self.max_grad_norm is not None:  # for a solver of one direction only, see __init__
+        if self.max_grad_norm is not None:  # only with a solver of one direction, see __init__
             first = problem.first()
             known = LossValue(mean, to_tensor(problem.floor, mean))
             problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
         return _Step(problem, mean)
 
     def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
-        """The step of the gradients that are there; None where there are none."""
+        """The step for the existing gradients; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
@@ -283,7 +283,7 @@ class ProxOptimizer(AveragingOptimizer):
         return _Step(problem, value, scale, seen)
 
     def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
-        """The value of the gradients: the one given, or what the record has."""
+        """The value that the gradients belong to: the given one, or the recorded one."""
         value, floor = self._record.sums(seen)
         known = None if value is None else LossValue(value, floor).on(grad, scale.of_value)
         if loss is not None:
@@ -307,14 +307,14 @@ class ProxOptimizer(AveragingOptimizer):
         on_device = isinstance(dual, Tensor)
         skip = not_finite(dual + (value if on_device else to_float(value)))  # the sum is finite only if both are
         overflow: bool | Tensor = False
-        if scale.found_inf is not None:  # that a loss scale overflows is no fault: the GradScaler will lower it
+        if scale.found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
             overflow = scale.found_inf.to(value.device) > 0 if on_device else to_float(scale.found_inf) > 0
             skip = skip | overflow
         if self.nonfinite == "raise" and skip and not overflow:
             self.forget_scale()
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
-                "was changed; nonfinite='skip' passes over such steps"
+                "was changed; nonfinite='skip' skips such steps"
             )
         report = partial(report_of, point.gamma, value, dual, point.gap, point.steps)
         self._reports[0] = report() if on_device else report  # most are never read
@@ -331,7 +331,7 @@ class ProxOptimizer(AveragingOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "loss" in state:  # a copy; load_state_dict() comes here too, without one
+        if "loss" in state:  # a copy; load_state_dict() also calls this, without a loss
             self._prepare()
 
 

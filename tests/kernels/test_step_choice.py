@@ -66,7 +66,7 @@ def test_what_the_loops_cannot_walk_goes_without_a_word_unless_they_were_asked_f
     assert 0 < optimizer.last.gamma <= 1
     params = UNSUITABLE[why]()
     before = [p.detach().clone() for p in params]
-    with pytest.raises(RuntimeError, match=rf"fused=True, but .*{why}.*Leave fused at None"):
+    with pytest.raises(RuntimeError, match=rf"fused=True, but .*{why}.*Leave fused=None"):
         stepped(params, fused=True)
     assert all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
 

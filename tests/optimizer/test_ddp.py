@@ -225,7 +225,7 @@ def test_what_cannot_be_right_is_refused_on_every_rank(ranks, rank):
     found = ranks[rank]["faults"]
     assert "ZeroRedundancyOptimizer" in found["zero"]
     assert "process_group=None" in found["different"]
-    assert "ExactQP is not written for several ranks" in found["exact step"]
+    assert "ExactQP does not support several ranks" in found["exact step"]
     assert "no rank has the whole Jacobian" in found["exact"]
     assert "different dual points on different ranks" in found["careless"]
 

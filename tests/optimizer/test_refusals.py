@@ -72,7 +72,7 @@ def test_options_that_no_optimizer_can_have_are_refused_in_a_state(option, value
 
 @pytest.mark.parametrize("given", [torch.tensor(1.0), 1.0])
 def test_a_value_in_the_place_of_a_closure(given):
-    with pytest.raises(TypeError, match=r"the value by its name: optimizer\.step\(loss=value\)"):
+    with pytest.raises(TypeError, match=r"the value by keyword: optimizer\.step\(loss=value\)"):
         fresh(mlp()).step(given)
 
 
@@ -223,5 +223,5 @@ def test_an_optimizer_that_was_made_before_its_model_is_told_so():
     model.to_empty(device="cpu")
     nn.init.ones_(model.weight)
     nn.init.zeros_(model.bias)
-    with pytest.raises(RuntimeError, match=r"on the meta device.*Make the optimizer after it"):
+    with pytest.raises(RuntimeError, match=r"on the meta device.*Create the optimizer after that"):
         take_step(model, optimizer)
