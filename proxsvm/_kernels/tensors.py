@@ -219,7 +219,7 @@ def _guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 @functools.cache
 def _guards_hold() -> bool:
     """Whether torch's guards exist, and detect what they must."""
-    x = torch.ones(2, 2)
+    x = torch.ones(2, 2, dtype=torch.float32)  # whatever the default is: one of the others is a double
     others = x.t(), x[:1], x.double(), x.view(torch.int32), x.to("meta"), x.to_sparse(), torch._neg_view(x)
     try:
         check = _guards([x])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from proxsvm._kernels import tensors
 from proxsvm._kernels.tensors import assert_async, watched
 
 
@@ -22,3 +23,14 @@ def test_what_cannot_be_known_is_taken_for_watched(name, monkeypatch):
     assert not watched()
     monkeypatch.delattr(torch._C, name)
     assert watched()
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_tensors_are_alike_whatever_the_default_dtype_is(default):
+    before = torch.get_default_dtype()
+    tensors._guards_hold.cache_clear()
+    try:
+        torch.set_default_dtype(default)
+        assert tensors.Alike([torch.ones(2)])([torch.zeros(2)])
+    finally:
+        torch.set_default_dtype(before)
