@@ -239,7 +239,7 @@ def _exact_and_full(ax: Axes, runs: Sequence[Run]) -> None:
                 elif optimizer == "dfw":
                     spot = {
                         "textcoords": "offset points",
-                        "xytext": (0, -11 if run.lower_is_better else 5),
+                        "xytext": (0, -11 if run.lower_is_better or run_loss == "ce" else 5),
                         "ha": "center",
                         "fontsize": 7,
                     }
