@@ -104,19 +104,20 @@ def relative_scores(scores: ForestScores, forest: Forest) -> tuple[ForestScores,
 
     At every node the scores of the true label and of the edge into it are subtracted: y has 0, or −∞ if forbidden.
     """
-    unary, pairwise = _centred(*silenced(scores, forest), forest)
+    unary, pairwise = silenced(scores, forest)
+    pairwise = _centred(pairwise, forest)
     at_node, at_edge = true_scores((unary, pairwise), forest)
     finite = torch.where(at_node == -torch.inf, 0.0, at_node)
     return (unary - finite - at_edge, pairwise), (at_node - finite).sum((1, 2))
 
 
-def _centred(unary: Tensor, pairwise: Tensor, forest: Forest) -> ForestScores:
-    """The scores without what all transitions have in common: every labelling has as many of them."""
+def _centred(pairwise: Tensor, forest: Forest) -> Tensor:
+    """Subtract what all transitions have in common: every labelling has the same number of them."""
     own = pairwise[tuple(slice(None if step else 1) for step in pairwise.stride()[:2])]  # once, where it was expanded
     real = forest.edges[..., None, None] if _padded(forest.edges) else None
     common = (own if real is None else torch.where(real, own, FORBIDDEN)).detach().amax()
     common = torch.where(common > FORBIDDEN / 2, common, 0.0)  # nothing is allowed, or something is NaN
-    return unary, (own - common).expand_as(pairwise) if real is None else torch.where(real, pairwise - common, 0.0)
+    return (own - common).expand_as(pairwise) if real is None else torch.where(real, pairwise - common, 0.0)
 
 
 def best_labels(scores: ForestScores, forest: Forest) -> Tensor:
