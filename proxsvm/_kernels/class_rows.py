@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.jit import load_numba
-from proxsvm._kernels.tensors import PLAIN, traced
+from proxsvm._kernels.tensors import PLAIN, Alike, in_forward_mode, traced, watched
 
 GRAIN = 1 << 16  # scores per block: enough to be worth a thread
 Kind: TypeAlias = Literal["hinge", "smooth hinge", "cross-entropy"]
@@ -62,8 +62,17 @@ def readable_rows(scores: Tensor, target: Tensor) -> bool:
 
 
 def in_memory(scores: Tensor, target: Tensor) -> bool:
-    """Whether numba's loop can take the input."""
-    return scores.is_cpu and readable_rows(scores, target)
+    """Whether numba's loop can take the input; one like the last that was accepted needs no further checks."""
+    global _last
+    if _last is not None and _last([scores, target]) and not watched() and not in_forward_mode():
+        return True
+    found = scores.is_cpu and readable_rows(scores, target)
+    if found and not watched():
+        _last = Alike([scores, target])
+    return found
+
+
+_last: Alike | None = None  # what the last accepted input was like
 
 
 @functools.cache

@@ -134,9 +134,19 @@ def traced() -> bool:
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
         or bool(_transforms_active())
-        or _forward_level() >= 0
+        or in_forward_mode()
         or _proxy_mode()
     )
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are propagated in forward mode, which leaves no other trace.
+
+    >>> in_forward_mode()
+    False
+    """
+    level: int = getattr(torch.autograd.forward_ad, "_current_level", 0)
+    return level >= 0
 
 
 def watched() -> bool:
@@ -188,10 +198,6 @@ def assert_async(holds: Tensor, message: str) -> None:
 def _transforms_active() -> bool:
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return True if active is None else bool(active())
-
-
-def _forward_level() -> int:
-    return int(getattr(torch.autograd.forward_ad, "_current_level", 0))
 
 
 def _modes() -> int:

@@ -54,7 +54,7 @@ def _by_numba(loss: ClassLoss, kind: Kind, scores: Tensor, target: Tensor, weigh
     rows = run(kind, scores, target, s, weight, loss.ignore_index, loss.reduction == "mean")
     if rows is None:
         return None
-    value: Tensor = _Value.apply(scores, s, rows.total, loss.formula_of(target))  # type: ignore[no-untyped-call]
+    value: Tensor = _apply(scores, s, rows.total, loss.formula_of(target))
     if value.requires_grad:
         alike = weight is None and rows.counted == target.numel()
         p = rows.share if alike else loss.coefficients(scores, target, None)
@@ -106,6 +106,10 @@ class _Value(torch.autograd.Function):
         if not _is_last(grad):
             return s * grad, None, None, None
         return s if number(grad) == 1 else s.mul_(grad), None, None, None
+
+
+# What ``Function.apply`` calls where no transform is active, as here: its own checks take as long as a small loss.
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Value).apply
 
 
 def _is_last(grad: Tensor) -> bool:

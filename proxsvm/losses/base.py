@@ -112,7 +112,7 @@ class Atom:
         return Atom(like(self.s, mixed), mix(self.offset, other.offset), value)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Origin:
     """What a loss value was computed from; the value carries it, so that a solver can build its problem."""
 
@@ -124,13 +124,13 @@ class Origin:
     versions: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "versions", self._versions())
+        self.versions = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         if torch.compiler.is_compiling():
             return ()
-        seen = [x for x in (*parts(self.scores), *parts(self.target)) if isinstance(x, Tensor)]
-        return tuple([0 if x.is_inference() else x._version for x in seen])
+        seen = (*parts(self.scores), *parts(self.target))
+        return tuple([0 if not isinstance(x, Tensor) or x.is_inference() else x._version for x in seen])
 
     def check(self) -> None:
         """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them.

@@ -216,6 +216,7 @@ def test_the_value_may_be_changed_in_place(smooth):
 def test_transforms_go_the_general_way(smooth):
     u, y = batch()
     loss, u = MultiClassHinge(smooth=smooth), u.detach()
+    loss(u, y)  # accepted by the loops, and remembered
     expected = torch.func.grad(lambda v: reference(loss, v, y))(u)
     torch.testing.assert_close(torch.func.grad(lambda v: loss(v, y))(u), expected)
     rows = torch.func.vmap(lambda v, t: loss(v[None], t[None]))(u, y)
@@ -297,6 +298,7 @@ def test_tracers_see_operations_and_no_constant(smooth):
     """make_fx and jit.trace record the general path: another batch through what they recorded gives its own value."""
     (u, y), (v, z) = batch(seed=1), batch(seed=2)
     u, v, loss = u.detach(), v.detach(), MultiClassHinge(smooth=smooth)
+    loss(u, y)  # accepted by the loops, and remembered
     recorded = make_fx(lambda u, y: loss(u, y))(u, y)
     torch.testing.assert_close(recorded(v, z), loss(v, z))
     with warnings.catch_warnings():
