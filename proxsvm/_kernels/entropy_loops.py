@@ -17,6 +17,8 @@ from proxsvm._kernels.tensors import Array
 
 __all__ = ["entropy_sweep"]
 
+NEAR = 10.0  # up to this g, Newton's method converges from the softmax in a few steps
+
 
 def wright_omega(z: float) -> float:
     """The x > 0 with x + log x = z, by Newton's method; from the second step on it rises to x: log is concave.
@@ -36,7 +38,7 @@ def wright_omega(z: float) -> float:
 
 
 def entropy_point(b: Array, g: float, alpha: Array) -> None:
-    """Set ``alpha`` to the α with g α + log α = b − θ and Σα = 1.
+    """Set ``alpha`` to the α with g α + log α = b − θ and Σα = 1, for any g.
 
     α is ω(b − θ + log g)/g, convex and decreasing in θ. Newton's method rises to θ from max(b) − g, where the largest α
     alone is 1.
@@ -61,17 +63,56 @@ def entropy_point(b: Array, g: float, alpha: Array) -> None:
         alpha[k] /= total
 
 
-def divergence(alpha: Array, v: Array) -> float:
-    """How much less α's atom is worth than the best one at v: the divergence Σ α (log α − log softmax(v)) ≥ 0."""
-    largest = v[0]
-    for k in range(1, v.shape[0]):
+def log_softmax(v: Array, logs: Array, alpha: Array) -> None:
+    """Set ``alpha`` to softmax(v), and ``logs`` to its logarithm."""
+    K, largest, mass = v.shape[0], v[0], 0.0
+    for k in range(1, K):
         largest = max(largest, v[k])
-    mass, found = 0.0, 0.0
-    for k in range(v.shape[0]):
-        mass += math.exp(v[k] - largest)
+    for k in range(K):
+        alpha[k] = math.exp(v[k] - largest)
+        mass += alpha[k]
+    log_mass = largest + math.log(mass)
+    for k in range(K):
+        logs[k] = v[k] - log_mass
+        alpha[k] /= mass
+
+
+def divergence(alpha: Array, logs: Array) -> float:
+    """How much less α's atom is worth than the best one, the softmax: Σ α (log α − log softmax) ≥ 0."""
+    found = 0.0
+    for k in range(alpha.shape[0]):
         if alpha[k] > 0.0:
-            found += alpha[k] * (math.log(alpha[k]) - (v[k] - largest))
-    return found + math.log(mass)
+            found += alpha[k] * (math.log(alpha[k]) - logs[k])
+    return found
+
+
+def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
+    """The same for g ≤ NEAR, from α = softmax(b − g α₀) and its ``logs``: Newton's method in log α and θ.
+
+    The steps shrink quadratically: a last one of 1e-4 leaves a relative error of 1e-8.
+    """
+    K = b.shape[0]
+    for _ in range(30):
+        total, weight, force = 0.0, 0.0, 0.0
+        for k in range(K):
+            share = alpha[k] / (1.0 + g * alpha[k])
+            total += alpha[k]
+            weight += share
+            force += share * (b[k] - g * alpha[k] - logs[k])
+        theta = (force + total - 1.0) / weight
+        longest = 0.0
+        for k in range(K):
+            change = (b[k] - g * alpha[k] - logs[k] - theta) / (1.0 + g * alpha[k])
+            logs[k] += change
+            alpha[k] = math.exp(logs[k])
+            longest = max(longest, abs(change))
+        if longest <= 1e-4:
+            break
+    total = 0.0
+    for k in range(K):
+        total += alpha[k]
+    for k in range(K):
+        alpha[k] /= total
 
 
 def entropy_sweep(
@@ -89,7 +130,7 @@ def entropy_sweep(
     """The exact block step; ``order`` and the returned values are as in ``block_loops.py``."""
     K = W.shape[0]
     everyone = np.arange(K)
-    v, new, buffer = np.empty(K), np.empty(K), np.empty(K)
+    v, new, logs, buffer = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
     front, total = 0, 0.0
     for t in range(order.shape[0]):
         i = order[t]
@@ -98,10 +139,14 @@ def entropy_sweep(
         if g <= 0.0:
             continue
         row_scores(W, everyone, K, v, i, data, indices, starts)
-        gain = divergence(alpha[i], v) * m * step[i]
+        log_softmax(v, logs, new)
+        gain = divergence(alpha[i], logs) * m * step[i]
         for k in range(K):
             v[k] += g * alpha[i, k]
-        entropy_point(v, g, new)
+        if g <= NEAR:
+            entropy_point_near(v, g, logs, new)
+        else:
+            entropy_point(v, g, new)
         for k in range(K):
             v[k] = -step[i] * m * (new[k] - alpha[i, k])
             alpha[i, k] = new[k]
