@@ -157,15 +157,17 @@ def lm_small(name: str, data: str) -> Study:
     """A GPT of two layers on SNLI's sentences: two epochs of 64 windows of 64 characters, about 1,000 steps."""
     base = Config(data=data, dataset="lm", model="gpt-2-128", epochs=2, batch=64, held=2000, averages=AVERAGE)
     powers = {
-        "sgd": (0.03, 0.1, 0.3, 1.0),
-        "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
+        "sgd": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "adamw": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
         "adamw/cosine": (1e-3, 3e-3, 1e-2, 3e-2),
         "schedulefree-adamw": (1e-3, 3e-3, 1e-2, 3e-2),
-        "momo-adam": (1e-3, 1e-2, 1e-1),
+        "momo-adam": (1e-4, 1e-3, 1e-2, 1e-1),
         "prodigy": (1.0,),
         "dog": (1.0,),
     }
     runs = grid(base, powers, "") + variants(base, ("smooth-hinge", "ce"))
+    finer = replace(base, loss="ce", metric="diagonal")  # half decades, as the others have
+    runs += grid(finer, {"dfw": (3e-4, 3e-3)}, "")
     return Study(name, tuple(dict.fromkeys(runs)), epochs=2, seeds=(1, 2, 3), by=("", *AVERAGE))
 
 

@@ -13,19 +13,19 @@ from proxsvm.losses.base import Atom
 
 
 class Products(NamedTuple):
-    """⟨r, delta⟩, ‖delta‖² and ‖r‖², in the inner product of the dual."""
+    """⟨r, delta⟩ and ‖delta‖² in the inner product of the dual, and D(0, 0) = −½‖r‖²."""
 
     r_delta: Number
     delta_delta: Number
-    r_r: Number
+    start: Number
 
     def scaled(self, factor: Number) -> Products:
         """Those of factor · delta.
 
-        >>> Products(1.0, 2.0, 3.0).scaled(10.0)
-        Products(r_delta=10.0, delta_delta=200.0, r_r=3.0)
+        >>> Products(1.0, 2.0, -3.0).scaled(10.0)
+        Products(r_delta=10.0, delta_delta=200.0, start=-3.0)
         """
-        return Products(times(factor, self.r_delta), times(factor * factor, self.delta_delta), self.r_r)
+        return Products(times(factor, self.r_delta), times(factor * factor, self.delta_delta), self.start)
 
 
 class Scaled(Sequence[Tensor]):

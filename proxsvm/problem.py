@@ -1,4 +1,4 @@
-"""The proximal problem of one step, and its dual. The formulas of the toolkit live here and nowhere else.
+"""The proximal problem of one step, and its dual. The formulas of the toolkit live here, and on scalars in ``climbed``.
 
 In the displacement d = w − w_t, with u the scores, J their Jacobian, H = M/η the metric, r = decay · M w_t and sample
 weights p_i (1/n):
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._numbers import Number, best_gamma, minus, plus, raised, times, to_tensor, zero_like
+from proxsvm._kernels.scalars import climbed
+from proxsvm._numbers import Number, minus, plus, times, to_tensor, zero_like
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
@@ -207,7 +208,7 @@ class ProxProblem:
     def start(self) -> DualPoint:
         """delta = 0, lam = f, and D = f − ½‖r‖²: where a loss is at least f, (0, f) is a plane below it."""
         floor, zero = self.floor, zero_like(self.floor)
-        return DualPoint(Scaled(zero, self.params), floor, zero, 0, dual=plus(floor, self._r_squared * -0.5))
+        return DualPoint(Scaled(zero, self.params), floor, zero, 0, dual=plus(floor, self._dual_of_zero))
 
     def first(self) -> DualPoint:
         """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
@@ -256,36 +257,30 @@ class ProxProblem:
     # The dual along a segment.
 
     def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Number, Number]:
-        """(a, c) of D(point + γ (toward − point)) = D(point) + γ a − γ² c / 2."""
-        ascent, space = minus(toward.lam, point.lam), self.geometry
+        """⟨r + delta, x⟩ and ‖x‖² with x = delta_s − delta, from ``point`` to ``toward``."""
+        space = self.geometry
         if point.steps == 0:  # delta = 0: no copy of the direction
             known = toward.products or space.products(toward.delta)
-            return minus(ascent, known.r_delta), known.delta_delta
+            return known.r_delta, known.delta_delta
         change = [b - a for a, b in zip(point.delta, toward.delta, strict=True)]
-        return ascent - space.inner_r(change) - space.inner(point.delta, change), space.inner(change, change)
+        return space.inner_r(change) + space.inner(point.delta, change), space.inner(change, change)
 
     def line_search(self, point: DualPoint, toward: DualPoint) -> Number:
         """The γ in [0, 1] with the largest dual on the segment from ``point`` to ``toward``.
 
         γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩) / ‖delta_s − delta‖² ]
         """
-        return best_gamma(*self._segment(point, toward))
+        return climbed(0.0, point.lam, toward.lam, *self._segment(point, toward))[0]
 
     def move(self, point: DualPoint, toward: DualPoint) -> DualPoint:
         """The best point of the segment from ``point`` to ``toward``."""
-        ascent, curvature = self._segment(point, toward)
-        gamma = best_gamma(ascent, curvature)
         before = self.dual(point) if point.dual is None else point.dual
+        gamma, dual, lam = climbed(before, point.lam, toward.lam, *self._segment(point, toward))
         delta: Sequence[Tensor] = Scaled(gamma, toward.delta)
         if point.steps:
             delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
-        return DualPoint(
-            delta,
-            lam=plus(point.lam, gamma * minus(toward.lam, point.lam)),
-            gamma=plus(point.gamma, times(gamma, minus(toward.gamma, point.gamma))),
-            steps=point.steps + 1,
-            dual=raised(before, gamma, ascent, curvature),
-        )
+        mass = plus(point.gamma, times(gamma, minus(toward.gamma, point.gamma)))
+        return DualPoint(delta, lam, mass, point.steps + 1, dual=dual)
 
     # The value of a point.
 
@@ -315,12 +310,13 @@ class ProxProblem:
         """A certified ``gap`` of ``point`` as a fraction of P − D₀."""
         dual = self.dual(point) if point.dual is None else point.dual
         part = to_tensor(gap, torch.empty(()) if not isinstance(dual, Tensor) else dual)
-        return torch.where(part > 0, part / (part + dual + self._r_squared / 2 - self.floor), torch.zeros_like(part))
+        return torch.where(part > 0, part / (part + dual - self._dual_of_zero - self.floor), torch.zeros_like(part))
 
     @property
-    def _r_squared(self) -> Number:
+    def _dual_of_zero(self) -> Number:
+        """D(0, 0) = −½‖r‖²."""
         known = None if self._first is None else self._first.products
-        return self.geometry.r_squared() if known is None else known.r_r
+        return self.geometry.r_squared() * -0.5 if known is None else known.start
 
     def _linearised_loss(self, point: DualPoint) -> Tensor:
         v = self.linearised_scores(point)

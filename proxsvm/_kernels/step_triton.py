@@ -127,13 +127,10 @@ class FusedPasses(Passes):
     def _metric(self) -> list[Any]:
         """β₂, 1 − β₂, eps, the correction and the scale."""
         if self._moments is None:
-            return [_bits(0.0)] * 3 + [_bits(0.0), None] * 2
+            return [bits(0.0)] * 3 + [bits(0.0), None] * 2
         _, beta2, correction, eps, scale = self._moments
-        return [_bits(beta2), _bits(1 - beta2), _bits(eps), *self._scalar(correction), *self._scalar(scale)]
-
-    def _scalar(self, c: Number) -> tuple[int, Tensor | None]:
-        """A constant, and the scalar on the device that it multiplies."""
-        return (_bits(1.0), c.detach().to(self.w[0].device)) if isinstance(c, Tensor) else (_bits(c), None)
+        first = self.w[0]
+        return [bits(beta2), bits(1 - beta2), bits(eps), *scalar(correction, first), *scalar(scale, first)]
 
     def _dtypes(self, *streams: Tensors | None) -> list[Any]:
         """Triton's dtypes of the accumulator, w, x and the streams; None for what is missing."""
@@ -169,7 +166,8 @@ class FusedPasses(Passes):
         mean = None if average is None else self._stream(average, "average")
         flag = skip.detach().to(self.w[0].device).view(torch.uint8) if isinstance(skip, Tensor) else None
         given = [*self._common((velocity, mean, None)), flag]
-        given += [*self._scalar(push), *self._scalar(lift), *self._scalar(drop), _bits(mu), *self._scalar(rate)]
+        push_, lift_, drop_, rate_ = (scalar(c, self.w[0]) for c in (push, lift, drop, rate))
+        given += [*push_, *lift_, *drop_, bits(mu), *rate_]
         with on(self.w[0]):
             kernels.advance[(self._plan.programs,)](
                 *given, *self._metric(), *self._dtypes(self._v, velocity, mean), kernels.BLOCK
@@ -181,9 +179,14 @@ class FusedPasses(Passes):
         torch.autograd.graph.increment_version(self.w)
 
 
-def _bits(c: float) -> int:
+def bits(c: float) -> int:
     """A float64 as an integer for the kernels."""
     return int(struct.unpack("<q", struct.pack("<d", c))[0]) ^ KEY
+
+
+def scalar(c: Number, like: Tensor) -> tuple[int, Tensor | None]:
+    """A constant, and the scalar on the device of ``like`` that it multiplies."""
+    return (bits(1.0), c.detach().to(like.device)) if isinstance(c, Tensor) else (bits(c), None)
 
 
 def on(t: Tensor) -> Any:

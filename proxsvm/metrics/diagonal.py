@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.passes import Moments, Sums, Tensors, Update
-from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import Number, on_host, to_float
+from proxsvm._kernels.scalars import bias_correction
+from proxsvm._numbers import Number
 from proxsvm.metrics.base import Metric
 
 if TYPE_CHECKING:
@@ -50,14 +50,8 @@ class Diagonal(Metric):
 
     def observe(self, cell: Cell, x: Tensors, scale: Number) -> None:
         """Fix M by v' = β₂ v + (1 − β₂) (scale · x)²."""
-        cell.observe(x, Moments(cell.state("v"), self.beta2, self._correction(cell), self.eps, scale))
-
-    def _correction(self, cell: Cell) -> Number:
-        """1 / (1 − β₂^t) at the step t that is being taken, without the cancellation of 1 − β₂^t."""
-        t, log = cell.steps, math.log(self.beta2) if self.beta2 else -math.inf
-        if t is None or on_host(t):
-            return -1 / math.expm1((1 if t is None else to_float(t) + 1) * log)
-        return -1 / torch.expm1((t.to(accumulator(cell.w[0].dtype)) + 1) * log)
+        correction = bias_correction(self.beta2, cell.steps, cell.w[0].dtype)
+        cell.observe(x, Moments(cell.state("v"), self.beta2, correction, self.eps, scale))
 
     def _seen(self, cell: Cell) -> tuple[Tensors, Moments]:
         assert cell.observed is not None, "the geometry must observe the first direction before it is used"

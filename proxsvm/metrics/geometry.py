@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.passes import Tensors, Update, compare
+from proxsvm._kernels.passes import Tensors, compare
+from proxsvm._kernels.scalars import coefficients, weighed
 from proxsvm._kernels.step import StepKernels
-from proxsvm._numbers import Number, on_host, to_float, total
+from proxsvm._numbers import Number, times, to_float, total
 from proxsvm.metrics.base import dots
 from proxsvm.metrics.cell import Cell, Memory, of_a_kind
 from proxsvm.metrics.groups import Group
@@ -81,17 +82,15 @@ class Geometry:
     # Inner products.
 
     def products(self, x: Sequence[Tensor]) -> Products:
-        """⟨r, x⟩, ‖x‖² and ‖r‖²: all that a single step needs from its vectors, in one pass over them."""
+        """⟨r, x⟩, ‖x‖² and −½‖r‖²: all that a single step needs from its vectors, in one pass over them."""
         return Products(*self.reduce(self.local_products(x)))
 
     def local_products(self, x: Sequence[Tensor]) -> list[Number]:
         """The same over this rank's parameters."""
-        rows: list[tuple[Number, Number, Number]] = []
+        rows = []
         for cell in self.cells:
-            decay = cell.group.decay
-            xx, wx, ww, _ = cell.sums(cell.of(x), decay != 0)
-            eta = cell.eta_for(xx) * cell.share
-            rows.append((eta * decay * wx if decay else 0.0, eta * xx, eta * decay**2 * ww if decay else 0.0))
+            sums = cell.sums(cell.of(x), cell.group.decay != 0)
+            rows.append(weighed(sums, times(cell.eta_for(sums.xx), cell.share), cell.group.decay))
         return [total([row[k] for row in rows]) for k in range(3)]
 
     def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Number:
@@ -208,42 +207,25 @@ class Geometry:
         Returns whether nothing has moved, as a bool or a tensor like ``skip`` and η.
         """
         factor, x = factored(point.delta)
-        counts: dict[int, tuple[Tensor, bool | Tensor]] = {}
+        kept = [(cell, cell.eta_for(factor), *self._kept(cell)) for cell in self.cells]  # all, before anything moves
+        moving = [row for row in kept if isinstance(row[1], Tensor) or row[1] != 0]
+        last = {id(cell.steps): cell for cell, *_ in moving}  # several cells may share one count
         stays: list[bool | Tensor] = []
-        kept = [self._kept(cell) for cell in self.cells]  # all of them, before anything moves
-        for cell, (z, mean) in zip(self.cells, kept, strict=True):
-            eta, decay, longest = cell.eta_for(factor), cell.group.decay, cell.group.average
-            stay: bool | Tensor = skip
-            if isinstance(eta, Tensor):
-                stay = skip | (eta == 0).to(cell.w[0].device)
-            elif eta == 0:
-                continue
-            drop = eta * decay if decay else 0.0
-            lift = drop * point.gamma if decay else 0.0
-            rate = 0.0 if longest is None else average_rate(longest, cell.steps)
-            update = Update(eta * factor, lift, drop, cell.group.momentum, rate, stay)
-            cell.group.metric.advance(cell, cell.of(x), z, mean, update)
-            stays.append(stay)
-            if (t := cell.steps) is not None:
-                counts[id(t)] = t, stay  # several cells may share one count
+        for cell, eta, z, mean in moving:
+            group, t = cell.group, cell.steps
+            counts = last[id(t)] is cell
+            update = coefficients(
+                eta, group.decay, factor, point.gamma, skip, mu=group.momentum, average=group.average, t=t, count=counts
+            )
+            group.metric.advance(cell, cell.of(x), z, mean, update)
+            stays.append(update.skip)
         if any(cell.group.auto for cell in self.cells):
             self.cells[0].memory.commit(skip)
-        count(list(counts.values()))
         return _all(stays)
 
 
 def _chosen(params: list[Tensor], at: Sequence[int]) -> list[Tensor]:
     return params[at.start : at.stop] if isinstance(at, range) else [params[i] for i in at]
-
-
-def count(steps: Sequence[tuple[Tensor, bool | Tensor]]) -> None:
-    """t ← t + 1 unless nothing was moved. (Not ``t.add_()``: torch 2.13 drops that when it compiles.)"""
-    moved = [
-        stay.to(t.device).logical_not() if isinstance(stay, Tensor) else torch.full_like(t, not stay)
-        for t, stay in steps
-    ]
-    if moved:
-        torch._foreach_add_([t for t, _ in steps], moved)
 
 
 def _all(flags: Sequence[bool | Tensor]) -> bool | Tensor:
@@ -254,10 +236,3 @@ def _all(flags: Sequence[bool | Tensor]) -> bool | Tensor:
     if len(tensors) == 1:
         return tensors[0]
     return torch.stack([flag.to(tensors[0].device) for flag in tensors]).all()
-
-
-def average_rate(longest: float, t: Tensor | None) -> Number:
-    """1 − β with β = min(longest, (1 + t)/(10 + t)), the weight of an average after t steps."""
-    if t is None or on_host(t):
-        return max(1 - longest, 9 / (10 + (0.0 if t is None else to_float(t))))
-    return (9 / (10 + t)).clamp(min=1 - longest)

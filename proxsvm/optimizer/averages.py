@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from proxsvm._kernels.passes import compare
+from proxsvm._kernels.scalars import average_rate, count_step
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.metrics.geometry import average_rate, count
 from proxsvm.optimizer.base import GroupedOptimizer
 from proxsvm.optimizer.groups import STATISTICS
 from proxsvm.optimizer.messages import AVERAGED
@@ -216,7 +216,7 @@ class AveragingOptimizer(GroupedOptimizer):
                 compare("average", [x], [mean])
                 step = (mean - x) * (rate if isinstance(rate, float) else rate.to(x.device))
                 mean.sub_(step if still is False else step.masked_fill_(still.to(x.device), 0))
-        count([(t, still)])
+        count_step(t, still)
 
     def _forget_buffers(self) -> None:
         """Steps were taken without them: the averages of buffers are out of date."""

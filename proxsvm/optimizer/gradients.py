@@ -63,13 +63,12 @@ def gradient_problem(
         found = ranks.start_sum(torch.stack([to_tensor(x, numbers[0]) for x in (*numbers, *sums)]))()
         numbers, sums = list(found[:2]), list(found[2:])
     lam, *floor = (x if on_device else to_float(x) for x in numbers)
-    r_delta, delta_delta, r_r, *rest = (x if on_device else to_float(x) for x in sums)
-    first = DualPoint(grads, lam, 1.0, 1, products=Products(r_delta, delta_delta, r_r))
+    r_delta, delta_delta, start, *rest = (x if on_device else to_float(x) for x in sums)
+    products = Products(r_delta, delta_delta, start)
+    first = DualPoint(grads, lam, 1.0, 1, products=products)
     if scale is not None:
         inverse = _factor(scale, None, None)
-        first = replace(
-            first, delta=Scaled(inverse, grads), products=Products(r_delta, delta_delta, r_r).scaled(inverse)
-        )
+        first = replace(first, delta=Scaled(inverse, grads), products=products.scaled(inverse))
     if max_norm is not None:
         first = first.shrunk(_within(max_norm, scale, rest[0] if length is None else length), *floor)
     return ProxProblem(geometry, first=first, floor=floor[0] if floor else None), numbers[0]

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxsvm._kernels.scalars import verdict
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import Number, not_finite, to_float, to_tensor
+from proxsvm._numbers import Number, to_float, to_tensor
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import AveragingOptimizer
@@ -305,12 +306,14 @@ class ProxOptimizer(AveragingOptimizer):
         problem, value, scale, _ = step
         dual = problem.dual(point) if point.dual is None else point.dual
         on_device = isinstance(dual, Tensor)
-        skip = not_finite(dual + (value if on_device else to_float(value)))  # the sum is finite only if both are
         overflow: bool | Tensor = False
         if scale.found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
             overflow = scale.found_inf.to(value.device) > 0 if on_device else to_float(scale.found_inf) > 0
-            skip = skip | overflow
-        if self.nonfinite == "raise" and skip and not overflow:
+        if self.skipped.device != value.device:  # the model has moved
+            self.skipped = self.skipped.to(value.device)
+        raises = self.nonfinite == "raise"
+        skip = verdict(dual, value if on_device else to_float(value), overflow, None if raises else self.skipped)
+        if raises and skip and not overflow:
             self.forget_scale()
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
@@ -318,9 +321,7 @@ class ProxOptimizer(AveragingOptimizer):
             )
         report = partial(report_of, point.gamma, value, dual, point.gap, point.steps)
         self._reports[0] = report() if on_device else report  # most are never read
-        if self.skipped.device != value.device:  # the model has moved
-            self.skipped = self.skipped.to(value.device)
-        if on_device or skip:
+        if raises:
             self.skipped += skip
         self._average_buffers(problem.geometry.advance(point, skip))
 

@@ -2,5 +2,4 @@
 
 import os
 
-IN_THEIR_OWN = ["interpreted_step.py", "interpreted_criterion.py"]
-collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else IN_THEIR_OWN
+collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted_*.py"]

@@ -79,10 +79,10 @@ def test_temporary_memory_is_that_of_the_flat_buffers_and_the_same_at_every_step
     ("metric", "options", "scalars"),
     [
         (None, {}, 12),
-        (None, {"weight_decay": 0.01}, 17),
-        (None, ALL, 23),
+        (None, {"weight_decay": 0.01}, 16),
+        (None, ALL, 22),
         (Diagonal(), {}, 19),
-        (Diagonal(), ALL, 28),
+        (Diagonal(), ALL, 27),
     ],
     ids=str,
 )

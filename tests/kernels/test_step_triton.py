@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from proxsvm._kernels import class_rows, class_triton, step_triton
-from proxsvm._kernels.passes import Moments, Update
+from proxsvm._kernels.passes import Moments, Sums, Update
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
 
 
-@pytest.mark.parametrize("file", ["interpreted_step.py", "interpreted_criterion.py"])
+@pytest.mark.parametrize("file", ["interpreted_step.py", "interpreted_scalars.py", "interpreted_criterion.py"])
 def test_the_interpreter_gives_the_numbers_of_the_plain_twin(file):
     """In a process of its own: the interpreter is chosen before triton is imported."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)]
@@ -110,6 +110,37 @@ def launches(monkeypatch, dtype, moments, everything, sizes=(5, 70_000)):
     return [(kernel, recorder.args) for kernel, recorder in found.values()]
 
 
+def scalar_launches(monkeypatch, dtype, everything):
+    """The same for the formulas between the passes."""
+    from proxsvm._kernels import scalars_triton as formulas
+
+    names = "weigh", "climb", "judge", "combine", "correct"
+    found = {name: (getattr(formulas, name), Recorder()) for name in names}
+    for name, (_, recorder) in found.items():
+        monkeypatch.setattr(formulas, name, recorder)
+    one, skip = torch.ones((), dtype=dtype), torch.tensor(False)
+    if everything:
+        formulas.weighed(Sums(one, one, one), one, 0.01)
+        formulas.climbed(one, one, one, one, one)
+        formulas.verdict(one, one, skip, torch.tensor(0))
+        formulas.coefficients(one, 0.01, one, one, skip, 0.9, 0.99, one, True)
+    else:
+        formulas.weighed(Sums(one), 0.1, 0.0)
+        formulas.climbed(0.0, 0.0, one, 0.0, one)
+        formulas.verdict(one, 0.5, False, None)
+        formulas.coefficients(0.1, 0.0, one, 1.0, False, 0.0, None, None, False)
+    formulas.bias_correction(-0.01, one, dtype)
+    return [(kernel, recorder.args) for kernel, recorder in found.values()]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("everything", [False, True], ids=["least", "all"])
+def test_the_formulas_between_them_compile_for_real_gpus(monkeypatch, capability, dtype, everything):
+    for kernel, args in scalar_launches(monkeypatch, dtype, everything):
+        assert f".target sm_{capability}" in ptx(kernel, args, capability)["ptx"]
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("moments", [False, True], ids=["Euclidean", "diagonal"])
@@ -138,7 +169,8 @@ def test_tritons_launcher_finds_the_types_that_were_compiled(monkeypatch, everyt
     if bind is None:
         pytest.skip("another Triton binds arguments in another way")
     backend = make_backend(GPUTarget("cuda", 90, 32))
-    for kernel, args in launches(monkeypatch, torch.float32, True, everything):
+    made = launches(monkeypatch, torch.float32, True, everything)
+    for kernel, args in made + scalar_launches(monkeypatch, torch.float32, everything):
         _, found, _ = bind(kernel.signature, kernel.params, backend)(*args)
         assert [kind for kind, *_ in found] == list(signature_of(kernel, args)[0].values())
 
