@@ -148,8 +148,12 @@ def regression_small(name: str, data: str) -> Study:
     """An MLP on a table with the ℓ1 loss; SGD without a schedule and with one."""
     base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=AVERAGE)
     etas = (0.001, 0.01, 0.1, 1.0)
-    powers = ADAMW | {"dfw": etas, "sgd": etas, "adam": (1e-4, 1e-3, 1e-2, 1e-1)}
-    runs = grid(base, powers, "") + grid(base, {"sgd": etas}, "wrn-jobs") + variants(base, ("l1",))
+    adams = dict.fromkeys(("adam", "adamw", "adamw/cosine"), (1e-4, 1e-3, 1e-2, 1e-1))
+    runs = (
+        grid(base, {"dfw": etas, "sgd": etas, **adams}, "")
+        + grid(base, {"sgd": etas}, "wrn-jobs")
+        + variants(base, ("l1",))
+    )
     return Study(name, tuple(dict.fromkeys(runs)), epochs=50, seeds=(1, 2, 3), by=("", *AVERAGE))
 
 

@@ -172,6 +172,7 @@ TOGETHER = {
     "beside": study_tables.beside,
     "fixed": study_tables.fixed,
     "ranks": study_tables.ranks,
+    "tuned": study_tables.tuned,
     "gammas": study_tables.gammas,
     "ablation": study_tables.ablation,
 }

@@ -159,7 +159,7 @@ def fixed(studies: Results, tuned: Results | None = None) -> Table:
         table.rows.append([row, *cells, f"{mean(places):.1f}", f"{worst:.2f}"])
     for k, low in enumerate([*lower, True, True], 1):
         embolden(table.rows, k, low)
-    peers = [_best_peer((tuned or {}).get(task, ())) for task in tasks]
+    peers = [_preferred((tuned or {}).get(task, ()), ours=False) for task in tasks]
     if table.rows and any(peers):
         cells = ["—" if peer is None else _cell(peer.test.mean, low) for peer, low in zip(peers, lower, strict=True)]
         table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
@@ -195,11 +195,29 @@ def _recommended(runs: Sequence[Run]) -> dict[str, float]:
     return {name: test.mean for name, test in found if test.count and math.isfinite(test.mean)}
 
 
-def _best_peer(runs: Sequence[Run]) -> Candidate | None:
-    """What validation prefers among the methods that are not ours, their averaged weights included."""
+def tuned(studies: Results) -> Table:
+    """The best of ours and the best of the peers in each study, averaged weights included: validation has chosen.
+
+    Level: the test values differ by less than one standard error of their difference.
+    """
+    table = Table("Everyone tuned", ["", "proxsvm", "its test value", "best peer", "its test value", "proxsvm is"])
+    for name, runs in studies.items():
+        ours, peer = (_preferred(runs, ours) for ours in (True, False))
+        if ours is None or peer is None:
+            continue
+        ahead = (peer.test.mean - ours.test.mean) * (1 if runs[0].lower_is_better else -1)
+        error = math.sqrt(sum((c.test.deviation or 0.0) ** 2 / c.test.count for c in (ours, peer)))
+        verdict = "level" if abs(ahead) <= error else "first" if ahead > 0 else "behind"
+        cells = [cell for c in (ours, peer) for cell in (names.method(c.method, c.decay is not None), str(c.test))]
+        table.rows.append([names.study(name), *cells, verdict])
+    return table
+
+
+def _preferred(runs: Sequence[Run], ours: bool) -> Candidate | None:
+    """What validation prefers among our methods, or among the others; their averaged weights included."""
     chosen = [c for averaged in (False, True) for c in choose(runs, averaged)]
-    peers = [c for c in chosen if c.method.optimizer not in OURS and c.test.count]
-    return best(peers) if peers else None
+    found = [c for c in chosen if (c.method.optimizer in OURS) is ours and c.test.count]
+    return best(found) if found else None
 
 
 def _cell(value: float, lower: bool) -> str:

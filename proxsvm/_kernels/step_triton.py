@@ -20,7 +20,7 @@ from torch import Tensor
 
 from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors, Update, compare
 from proxsvm._kernels.tensors import PLAIN, accumulator, are_plain, chunks, disjoint, is_dense, laid_out_as
-from proxsvm._numbers import Number
+from proxsvm._numbers import Number, to_float
 
 CHUNK = 1 << 15  # elements per program
 DEVICES = frozenset({"cuda"})  # the tests add "cpu", where Triton's interpreter runs the kernels
@@ -185,8 +185,13 @@ def bits(c: float) -> int:
 
 
 def scalar(c: Number, like: Tensor) -> tuple[int, Tensor | None]:
-    """A constant, and the scalar on the device of ``like`` that it multiplies."""
-    return (bits(1.0), c.detach().to(like.device)) if isinstance(c, Tensor) else (bits(c), None)
+    """A constant, and the scalar on the device of ``like`` that it multiplies.
+
+    A scalar in the host's memory is read, and is a constant: copying it would wait for the device.
+    """
+    if isinstance(c, Tensor) and (like.is_cpu or not c.is_cpu):
+        return bits(1.0), c.detach().to(like.device)
+    return bits(to_float(c)), None
 
 
 def on(t: Tensor) -> Any:

@@ -464,6 +464,28 @@ def test_one_fixed_setting_over_all_tasks():
     assert study_tables.fixed(studies, tuned).rows[-1] == ["*best peer, tuned on each task*", "70.0", "—", "—", "—"]
 
 
+def test_the_best_of_ours_beside_the_best_of_the_others():
+    """Validation chooses; the test value decides who is first, unless it is within one standard error."""
+
+    def of(ours, theirs):
+        given = (("dfw", "smooth-hinge", 60.0, ours), ("adam", "ce", 62.0, theirs), ("sgd", "ce", 10.0, (99.0, 99.0)))
+        return runs(
+            *(
+                line(optimizer=name, loss=loss, val=val, test=test, seed=seed)
+                for name, loss, val, tests in given
+                for seed, test in enumerate(tests, 1)
+            )
+        )
+
+    studies = {"cifar10": of((71.0, 73.0), (70.0, 70.2)), "cifar100": of((70.0, 72.0), (71.5, 71.7)), "snli": []}
+    table = study_tables.tuned(studies)
+    assert table.rows == [
+        ["CIFAR-10", "DFW", "72.0 ± 1.4", "Adam", "70.1 ± 0.1", "first"],
+        ["CIFAR-100", "DFW", "71.0 ± 1.4", "Adam", "71.6 ± 0.1", "level"],
+    ]
+    assert study_tables.tuned({"cifar10": of((60.0, 60.0), (61.0, 61.0))}).rows[0][-1] == "behind"
+
+
 def test_two_settings_of_one_method_are_two_rows():
     prox = {"study": "fixed-lm", "optimizer": "dfw", "loss": "ce", "metric": "diagonal", "average": "0.995"}
     mine = runs(

@@ -159,6 +159,13 @@ def test_one_tensor_compiles_too(monkeypatch):
         assert ptx(kernel, args, 90)["cubin"]
 
 
+def test_a_scalar_of_the_host_is_a_constant_on_the_device():
+    """Copying it would wait for the device."""
+    like, eta = torch.zeros((), device="meta"), torch.tensor(0.1, dtype=torch.float64)
+    assert step_triton.scalar(eta, like) == step_triton.scalar(0.1, like) == (step_triton.bits(0.1), None)
+    assert step_triton.scalar(like, like)[0] == step_triton.bits(1.0)
+
+
 @pytest.mark.parametrize("everything", [False, True], ids=["least", "all"])
 def test_tritons_launcher_finds_the_types_that_were_compiled(monkeypatch, everything):
     """A constant of 0 or 2 is as long as any other: one kernel for all learning rates."""
