@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 
@@ -86,3 +86,8 @@ def from_dict(entries: dict[str, Any]) -> Config:
     if len(records) not in (0, 2):
         raise ValueError(f"records is {records}; expected two numbers, the training and the test images of the files")
     return Config(**entries | {"averages": averages, "records": records})
+
+
+def asked(config: Config) -> Config:
+    """What defines a run, without where and how it is computed."""
+    return replace(config, data="", records=(), device="", precision="", compile="")

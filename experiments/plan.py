@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments import cifar, tabular
-from experiments.config import Config
+from experiments.config import Config, asked, from_dict
 from experiments.lm import GPT
 from experiments.models import SentencePairBiLSTM
 from experiments.studies import Study
@@ -90,10 +90,19 @@ def disk(config: Config) -> int:
     return 2 * size * (4 + 2 * len(config.averages))
 
 
-def listing(study: Study, out: Path, before: Sequence[dict[str, Any]], tflops: float | None = None) -> str:
-    """One line per method, and the sum. Which settings will be chosen is not known yet; their number is."""
+def listing(
+    study: Study, out: Path, before: Sequence[dict[str, Any]], tflops: float | None = None, go_on: bool = False
+) -> str:
+    """One line per method, and the sum. Which settings will be chosen is not known yet; their number is.
+
+    ``go_on``: without the runs of the grid in ``before``, and the chosen ones of a method and seed in it.
+    """
     tflops = tflops or SUSTAINED.get(torch.device(study.grid[0].device).type, SUSTAINED["cuda"])
-    runs = [*study.grid, *study.chosen({run: [_unknown(run)] for run in study.grid})]
+    done = {asked(from_dict(run["config"])) for run in before} if go_on else set()
+    tested = {(run.method, run.seed) for run in done if run.test}
+    chosen = study.chosen({run: [_unknown(run)] for run in study.grid})
+    runs = [run for run in study.grid if asked(run) not in done]
+    runs += [run for run in chosen if (run.method, run.seed) not in tested]
     groups: dict[tuple[str, ...], list[Config]] = {}
     for run in runs:
         groups.setdefault((*run.method, str(run.epochs)), []).append(run)

@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock  # torch depends on it, too
 
 from experiments import plan, train
-from experiments.config import Config, from_dict
+from experiments.config import Config, asked, from_dict
 from experiments.folder import write
 from experiments.studies import SCALES, Study, study_of
 from proxsvm._extras import load
@@ -214,9 +214,9 @@ def _fill(optuna: Any, queue: Any, runs: Sequence[Config], before: Sequence[Resu
     state = optuna.trial.TrialState
     present = queue.get_trials(deepcopy=False, states=(state.WAITING, state.RUNNING, state.COMPLETE))
     there = {trial.user_attrs.get("run") for trial in present}
-    done = {_asked(from_dict(result["config"])): result for result in before}
+    done = {asked(from_dict(result["config"])): result for result in before}
     for k in sorted(set(range(len(runs))) - there):
-        if result := done.get(_asked(runs[k])):
+        if result := done.get(asked(runs[k])):
             choice = optuna.distributions.CategoricalDistribution(list(range(len(runs))))
             taken = {"params": {"run": k}, "distributions": {"run": choice}, "value": _value(result["curve"])}
             queue.add_trial(optuna.create_trial(user_attrs={"run": k, "result": result}, **taken))
@@ -226,11 +226,6 @@ def _fill(optuna: Any, queue: Any, runs: Sequence[Config], before: Sequence[Resu
 
 def _enqueue(queue: Any, k: int, config: Config) -> None:
     queue.enqueue_trial({"run": k}, user_attrs={"run": k, "config": asdict(config)})
-
-
-def _asked(config: Config) -> Config:
-    """What defines a run, without where and how it is computed."""
-    return replace(config, data="", records=(), device="", precision="", compile="")
 
 
 def _value(curve: Sequence[train.Line]) -> float:
@@ -279,7 +274,7 @@ def main(args: argparse.Namespace) -> None:
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     out = args.out / args.scale
     if args.dry_run:
-        print(plan.listing(study, out, known, args.tflops))
+        print(plan.listing(study, out, known, args.tflops, args.go_on))
         return
     out.mkdir(parents=True, exist_ok=True)
     storage = args.storage or f"sqlite:///{out / 'optuna.db'}"
@@ -294,7 +289,7 @@ def main(args: argparse.Namespace) -> None:
         except train.TimeUp as error:
             print(f"{args.hours:g} hours are over ({error}): the same command resumes from here")
             so_far = [*(known if args.go_on else ()), *finished(study, storage)]
-            results = list({_asked(from_dict(result["config"])): result for result in so_far}.values())
+            results = list({asked(from_dict(result["config"])): result for result in so_far}.values())
         for other in others:
             other.wait()
     file.parent.mkdir(parents=True, exist_ok=True)

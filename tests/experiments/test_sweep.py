@@ -344,6 +344,15 @@ def test_a_dry_run_lists_runs_hours_and_disk(data, tmp_path, capsys, monkeypatch
     assert "tiny: 8 runs" in said
     assert [line.split()[:2] for line in said.splitlines()[1:-1]] == [["2", "2"], ["2", "2"], ["2", "3"], ["2", "3"]]
     assert list(tmp_path.iterdir()) == []
+    study, file = tiny(data, averages=("0.9",)), tmp_path / "results" / "small" / "tiny.jsonl"
+    file.parent.mkdir(parents=True)
+    there = [study.grid[0], replace(study.grid[0], epochs=study.epochs, seed=1, test=True)]
+    lines = [json.dumps({"config": asdict(run), "curve": [{"seconds": 1.0}]}) + "\n" for run in there]
+    file.write_text("".join(lines))
+    sweep.main(arguments(data, tmp_path, "--dry-run"))
+    assert "tiny: 8 runs" in capsys.readouterr().out
+    sweep.main(arguments(data, tmp_path, "--dry-run", "--go-on"))
+    assert "tiny: 6 runs" in capsys.readouterr().out
     old = {"config": {"dataset": "california", "model": "mlp", "images": 0, "batch": 32, "augment": False}}
     old["config"]["optimizer"] = "dfw"
     hours = plan.hours(tiny(data).grid[0], 1.0, [old | {"curve": [{"seconds": 5.0}, {"seconds": 9.0}]}])
