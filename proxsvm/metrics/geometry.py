@@ -188,7 +188,7 @@ class Geometry:
         """The velocities and averages of a cell, None where there are none; checked before other cells change."""
         z = cell.state("z") if cell.group.momentum else None
         mean = None if cell.group.average is None else cell.state("average")
-        if not cell.whole:  # otherwise its passes check them before they change anything
+        if not cell.whole or cell.steps is not None:  # else its passes check them, before they change anything
             for what, tensors in (("velocity", z), ("average", mean)):
                 if tensors is not None:
                     compare(what, cell.w, tensors)

@@ -225,3 +225,18 @@ def test_an_optimizer_that_was_made_before_its_model_is_told_so():
     nn.init.zeros_(model.bias)
     with pytest.raises(RuntimeError, match=r"on the meta device.*Create the optimizer after that"):
         take_step(model, optimizer)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_that_is_refused_is_not_counted(fused):
+    """The average of another shape is found before the count of steps changes."""
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], lr=0.1, average=0.9, fused=fused)
+    w.grad = torch.ones(3)
+    optimizer.step(loss=1.0)
+    optimizer.state[w]["average"] = torch.ones(2)
+    before = w.detach().clone()
+    with pytest.raises(RuntimeError, match="the average of parameter 0 has shape"):
+        optimizer.step(loss=1.0)
+    assert optimizer.state[w]["t"] == 1
+    assert torch.equal(w, before)
