@@ -37,6 +37,9 @@ STUDIES = {
     "sensitivity": "Sensitivity to η",
     "averaging": "Averaged weights",
     "lm": "Language model",
+    "ocr": "OCR letters",
+    "chunking": "Chunking",
+    "camvid": "CamVid",
     "fixed": "One fixed setting",
     "ablation": "Ablation",
 }
@@ -60,7 +63,7 @@ def optimizer(method: Method) -> str:
 def method(method: Method, averaged: bool = False) -> str:
     """``DFW + average, hinge``: the optimizer, with its loss where that is not the usual one."""
     ours = method.optimizer in ("dfw", "dfw-full", "multistep")
-    usual = ("smooth-hinge", "l1") if ours else ("ce", "l1")
+    usual = ("smooth-hinge", "l1") if ours else ("ce", "l1", "likelihood")
     return (
         optimizer(method)
         + (" + average" if averaged else "")

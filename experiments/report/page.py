@@ -27,7 +27,7 @@ from experiments import published
 from experiments.report import names, paper_tables, study_tables
 from experiments.report.gallery import Drawing, drawings
 from experiments.report.paper_tables import Scales
-from experiments.report.results import Results, read
+from experiments.report.results import Results, read, read_structured
 from experiments.report.style import png
 from experiments.report.table import Bold, Table
 from experiments.studies import SMALL
@@ -229,7 +229,8 @@ def main(args: argparse.Namespace) -> None:
     """Write the page, or print a table."""
     found: dict[str, Results] = {scale: read(args.results / scale) for scale in ("small", "paper")}
     if args.into:
-        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale]), encoding="utf-8")
+        studies = found[args.scale] | read_structured(args.results / "tuned")
+        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), studies), encoding="utf-8")
         print(args.into)
         return
     if args.markdown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,12 +120,21 @@ def read(folder: Path) -> Results:
 
     Of two lines with the same study and config the later one counts.
     """
+    return _read(folder, lambda _, line: parse(line))
+
+
+def read_structured(folder: Path) -> Results:
+    """The runs of ``experiments.structured.tuned``, whose files are named after their tasks, in the same form."""
+    return _read(folder, parse_structured)
+
+
+def _read(folder: Path, parse: Callable[[str, Mapping[str, Any]], Run]) -> Results:
     runs: dict[tuple[str, str], Run] = {}
     for file in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if line.strip():
                 try:
-                    run = parse(json.loads(line))
+                    run = parse(file.stem, json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                     raise ValueError(
@@ -155,6 +164,23 @@ def parse(line: Mapping[str, Any]) -> Run:
         test=None if line["test"] is None else float(line["test"]),
         test_averaged={k: float(v) for k, v in (line.get("test_averaged") or {}).items()},
     )
+
+
+def parse_structured(task: str, line: Mapping[str, Any]) -> Run:
+    """One line of a structured task: per epoch the value of the weights and of their average."""
+    theirs, decay = line["config"], "0.99"
+    ours = theirs["how"] in ("Euclidean", "diagonal")
+    config = {name: theirs[name] for name in ("loss", "epochs", "seed")} | {"dataset": task, "lr": theirs["eta"]}
+    config["optimizer"] = "dfw" if ours else theirs["how"].lower()
+    config["metric"] = "diagonal" if theirs["how"] == "diagonal" else ""
+    values = {(point["epoch"], point["weights"]): point["val"] for point in line["trace"]}
+    unknown = {"train_loss": None, "step_size": None, "seconds": line["seconds"] / theirs["epochs"]}
+    curve = tuple(
+        _epoch({"epoch": k, "val": values[k, "last"], "val_averaged": {decay: values[k, "average"]}, **unknown})
+        for k in range(1, theirs["epochs"] + 1)
+    )
+    averaged = {decay: line["test_average"]} if "test_average" in line else {}
+    return Run(task, config, {}, curve, line.get("test_last"), averaged)
 
 
 def _epoch(point: Mapping[str, Any]) -> Epoch:

@@ -19,7 +19,7 @@ import pytest
 from experiments import published
 from experiments.report import gallery, names, page, paper_tables, selection, study_tables, style, table
 from experiments.report.approximation import approximation
-from experiments.report.results import Run, parse, read
+from experiments.report.results import Run, parse, read, read_structured
 from experiments.report.selection import Spread, candidates, choose
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -482,8 +482,26 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
     assert table.rows == [
         ["CIFAR-10", "DFW", "72.0 ± 1.4", "Adam", "70.1 ± 0.1", "first"],
         ["CIFAR-100", "DFW", "71.0 ± 1.4", "Adam", "71.6 ± 0.1", "level"],
+        ["*first or level*", "", "", "", "", "2 of 2"],
     ]
-    assert study_tables.tuned({"cifar10": of((60.0, 60.0), (61.0, 61.0))}).rows[0][-1] == "behind"
+    behind = study_tables.tuned({"cifar10": of((60.0, 60.0), (61.0, 61.0))})
+    assert [row[-1] for row in behind.rows] == ["behind", "0 of 1"]
+
+
+def test_structured_runs_are_read_in_the_form_of_a_sweep(tmp_path):
+    config = {"loss": "likelihood", "how": "diagonal", "eta": 0.001, "epochs": 1, "seed": 1}
+    trace = [{"epoch": 1, "weights": "last", "val": 90.0}, {"epoch": 1, "weights": "average", "val": 92.0}]
+    tested = {"config": config, "seconds": 1.0, "trace": trace, "test_last": 80.0, "test_average": 81.0}
+    peer = tested | {"config": config | {"how": "AdamW"}, "test_average": 82.0}
+    tried = {"config": config | {"seed": 0, "eta": 1.0}, "seconds": 1.0, "trace": trace}
+    (tmp_path / "ocr-large.jsonl").write_text("\n".join(map(json.dumps, (tested, peer, tried))))
+    studies = read_structured(tmp_path)
+    ours = "proxsvm, diagonal + average, likelihood"
+    row = ["OCR letters, large", ours, "81.0", "AdamW, constant + average", "82.0", "behind"]
+    assert study_tables.tuned(studies).rows[0] == row
+    (tmp_path / "chunking.jsonl").write_text(json.dumps({"config": config}))
+    with pytest.raises(ValueError, match=r"chunking.jsonl, line 1: not a finished run: 'trace' is missing"):
+        read_structured(tmp_path)
 
 
 def test_two_settings_of_one_method_are_two_rows():
@@ -550,7 +568,8 @@ def test_the_docs_show_what_the_results_say(file, kind):
     root = Path(__file__).parents[2]
     text = (root / file).read_text(encoding="utf-8")
     assert f"<!-- {kind} " in text
-    assert page.filled(text, read(root / "experiments" / "results" / "small")) == text
+    results = root / "experiments" / "results"
+    assert page.filled(text, read(results / "small") | read_structured(results / "tuned")) == text
 
 
 def test_gamma_at_the_first_and_the_last_epoch():
