@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,16 @@ class ExactQP(DualSolver):
         factor = _factor(problem, self.max_entries)
         hull = loss.hull(scores, target)
         if hull is not None:
-            return self._best_of(problem, hull, factor)
+            point = self._best_of(problem, hull, factor)
+            assert point.gap is not None
+            tol = max(self.tol, torch.finfo(origin.coefficients.dtype).eps ** 0.5)  # a float32 cannot show 1e-7
+            if (gap := float(problem.relative(point.gap, point))) > tol:
+                warnings.warn(
+                    f"{self.solver} ended at a relative gap of {gap:.1e}, expected at most {tol:.1e}: pass it tighter "
+                    "options, or raise tol",
+                    stacklevel=2,
+                )
+            return point
 
         atoms, bounds = [loss.oracle(scores, target)], origin.lower_bounds()
         if bounds is not None:
@@ -83,7 +93,9 @@ class ExactQP(DualSolver):
         r_plus_delta = factor[:, 0] + factor[:, 1:] @ cp.hstack(weighted)
         qp = cp.Problem(cp.Maximize(lam - cp.sum_squares(r_plus_delta) / 2), polytope.constraints)
         options = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-10, "tol_feas": 1e-10} if self.solver == "CLARABEL" else {}
-        qp.solve(solver=self.solver, **{**options, **self.options})
+        with warnings.catch_warnings():  # the gap of the point says how accurate it is
+            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
+            qp.solve(solver=self.solver, **{**options, **self.options})
         if qp.status not in ("optimal", "optimal_inaccurate"):
             raise RuntimeError(f"{self.solver} ended with status {qp.status!r} on the exact QP; try solver='OSQP'")
         found = tuple(

@@ -13,7 +13,7 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from proxsvm import ProxProblem
 from proxsvm._extras import load
-from proxsvm.losses import ConvexLoss, L1Regression, MultiClassHinge
+from proxsvm.losses import ConvexLoss, CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import LOSSES, MODELS, each_loss, setting
@@ -52,6 +52,17 @@ def test_it_reaches_the_objective_of_linear_svr(epsilon):
     w = LinearSVR(fit_intercept=False, C=C, epsilon=epsilon, tol=1e-8, max_iter=1_000_000).fit(X, y).coef_
     objective = 0.5 * w @ w + C * np.maximum(np.abs(X @ w - y) - epsilon, 0).sum()
     assert float(problem.primal(exact)) * len(X) * C == pytest.approx(objective, rel=1e-4)
+
+
+def test_what_it_says_about_its_accuracy_is_the_gap():
+    """cvxpy warns about any solution that misses Clarabel's own tolerances; here the certified gap decides."""
+    torch.manual_seed(0)
+    problem = svm_problem(CrossEntropy(), torch.randn(5, 3), torch.arange(5) % 4, 0.5, 4)
+    beyond_rounding = {"tol_gap_abs": 1e-30, "tol_gap_rel": 1e-30, "tol_feas": 1e-30}
+    assert ExactQP(options=beyond_rounding).solve(problem).gap <= 1e-12
+    loose = {"tol_gap_abs": 0.1, "tol_gap_rel": 0.1, "tol_feas": 0.1}
+    with pytest.warns(UserWarning, match=r"CLARABEL ended at a relative gap of .*, expected at most 1.0e-07"):
+        ExactQP(options=loose).solve(problem)
 
 
 class OracleOnly(ConvexLoss):
