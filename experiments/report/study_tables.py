@@ -154,7 +154,8 @@ def fixed(studies: Results, tuned: Results | None = None) -> Table:
         values = [column[row] for column in columns]
         mine = [v if low else 100 - v for v, low in zip(values, lower, strict=True)]
         places = [1 + sum(e < own for e in column) for own, column in zip(mine, errors, strict=True)]
-        worst = max(own / min(column) for own, column in zip(mine, errors, strict=True))
+        best_errors = [min(column) for column in errors]
+        worst = max(own / e if e else 1.0 if own == 0 else math.inf for own, e in zip(mine, best_errors, strict=True))
         cells = [_cell(value, low) for value, low in zip(values, lower, strict=True)]
         table.rows.append([row, *cells, f"{mean(places):.1f}", f"{worst:.2f}"])
     for k, low in enumerate([*lower, True, True], 1):

@@ -126,6 +126,13 @@ def camvid_task(folder: Path, fast_cut: bool) -> Task:
     )
 
 
+def task_of(name: str, folder: Path, fast_cut: bool = False) -> Task:
+    """A task of ``MEASURES``."""
+    if name == "chunking":
+        return chunking_task(folder)
+    return camvid_task(folder, fast_cut) if name == "camvid" else ocr_task(folder, name.removeprefix("ocr-"))
+
+
 def methods(task: Task) -> dict[tuple[str, str], float]:
     """Each method, a loss and an optimizer, with the η its grid starts from."""
     ours = {(loss, metric): task.etas[loss] for loss in task.losses for metric in METRICS}
@@ -215,12 +222,7 @@ def main() -> None:
     parser.add_argument("--fast-cut", action="store_true", help="cut with PyMaxflow (pip install '.[maxflow]')")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.task == "chunking":
-        task = chunking_task(given.data)
-    elif given.task == "camvid":
-        task = camvid_task(given.data, given.fast_cut)
-    else:
-        task = ocr_task(given.data, given.task.removeprefix("ocr-"))
+    task = task_of(given.task, given.data, given.fast_cut)
     if given.epochs:
         task = task._replace(epochs=tuple(given.epochs))
     runs = Runs(given.results.with_name(given.results.name.replace("TASK", given.task)))

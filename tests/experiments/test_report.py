@@ -458,6 +458,8 @@ def test_one_fixed_setting_over_all_tasks():
         ["AdamW, constant + average", "71.0", "2.500", "2.5", "2.50"],
     ]  # DoG was not run on all tasks
     assert study_tables.fixed({}).rows == []
+    faultless = study_tables.fixed({"fixed-cifar10": of("fixed-cifar10", adamw=98.0, dog=99.0)})
+    assert {row[0]: row[-1] for row in faultless.rows}["AdamW, constant"] == "inf"  # DoG, averaged, has no error at all
     tuned = {
         "cifar10": runs(line(test=99.0), line(optimizer="adam", val=50.0, test=71.0), line(optimizer="dog", test=70.0))
     }

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.structured import camvid, chunking, ocr, sentences, tuned
+from experiments.report import study_tables
+from experiments.report.results import read
+from experiments.structured import camvid, chunking, fixed, ocr, sentences, tuned
 from experiments.structured.runs import Runs, need
 from experiments.structured.structural_svm import ChainSVM
 from proxsvm import ProxProblem
@@ -191,6 +193,30 @@ def test_tuned_from_file_to_table(task, tmp_path, monkeypatch, capsys):
         assert len(chosen) == 2
         assert not any("test_last" in r for r in tried)
     tuned.main()
+    assert "running" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["ocr-large", "chunking", "camvid"])
+def test_fixed_from_file_to_table(task, tmp_path, monkeypatch, capsys):
+    """Every optimizer of the other tasks at its one setting; the results are read like theirs."""
+    write = {"chunking": write_sentences, "camvid": write_frames}
+    write.get(task, lambda folder: write_letters(folder / "letter.data", words=60))(tmp_path)
+    command = ["fixed", task, "--data", str(tmp_path), "--results", str(tmp_path / "results" / "fixed-TASK.jsonl")]
+    monkeypatch.setattr("sys.argv", [*command, "--epochs", "2", "--seeds", "1"])
+    fixed.main()
+    found = read(tmp_path / "results")
+    table = study_tables.fixed(found)
+    assert list(found) == [f"fixed-{task}"]
+    assert [row[0] for row in table.rows][:3] == [
+        "proxsvm, diagonal, η = 0.001, momentum 0.9",
+        "proxsvm, diagonal, η = 0.01, no momentum",
+        "proxsvm, diagonal, η = auto",
+    ]
+    assert len(table.rows) == 3 + 2 * 7  # every peer a second time, averaged
+    assert all(0 <= run.best() <= 100 and 0 <= run.test <= 100 for run in found[f"fixed-{task}"])
+    assert all(0 < run.last.gamma <= 1 for run in found[f"fixed-{task}"] if run.method.optimizer == "dfw")
+    capsys.readouterr()
+    fixed.main()
     assert "running" not in capsys.readouterr().out
 
 
