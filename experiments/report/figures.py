@@ -68,15 +68,23 @@ def figure_1() -> Figure:
 
 @STYLE
 def errors(title: str, runs: Sequence[Run]) -> Figure:
-    """Training and validation error of every method, at the setting that validation chose (the paper's Figure 2)."""
-    chosen = choose(runs)
-    figure, (train, val) = panels(2)
+    """Training and validation error of every method, at the setting that validation chose (the paper's Figure 2).
+
+    Below them, where there are any, the validation error of averaged weights.
+    """
+    chosen, averaged = choose(runs), choose(runs, averaged=True)
+    figure, axes = panels(3 if averaged else 2, 2.2)
+    train, val = axes[:2]
     for c in chosen:
         curve(train, c, lambda epoch: 100 - epoch.train, label=label(c, chosen), **style(c))
         curve(val, c, lambda epoch: 100 - epoch.val, **style(c))
+    for c in averaged:
+        curve(axes[2], c, lambda epoch: 100 - epoch.val_averaged[c.decay], **style(c))  # noqa: B023
     train.set_title(f"{title}: training error, %")
     val.set_title("validation error, %")
-    by_epoch(train, val)
+    if averaged:
+        axes[2].set_title("validation error of the averaged weights, %")
+    by_epoch(*axes)
     legend(figure, train)
     return figure
 
