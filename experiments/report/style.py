@@ -87,7 +87,8 @@ def legend(figure: Figure, axes: Axes) -> None:
     longest = max((len(text) for text in labels), default=0)
     columns = 3 if longest < 17 else 2 if longest < 35 else 1
     figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(labels) / columns))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.4, handletextpad=0.5)
+    narrow = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.5}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **narrow)
 
 
 def curve(axes: Axes, candidate: Candidate, value: Callable[[Epoch], float], **look: Any) -> None:
