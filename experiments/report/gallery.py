@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -80,11 +81,11 @@ def _possible(study: str, runs: list[Run], results: Results) -> Possible:
     if study != "averaging":
         if runs[0].lower_is_better:
             possible["regression"] = (regression, runs)
-        else:
+        elif any(math.isfinite(run.last.train) for run in runs):  # the structured tasks do not measure it
             possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
-        if any(run.method.optimizer == "dfw" for run in runs):
+        if any(run.method.optimizer == "dfw" and math.isfinite(run.last.step_size) for run in runs):
             possible["step-size"] = (step_size, runs)
-        if any(len(line) > 1 for line in along_eta(tried).values()):
+        if not study.startswith("fixed-") and any(len(line) > 1 for line in along_eta(tried).values()):
             possible["sensitivity"] = (sensitivity, tried)
     averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]
     if any(len(line) > 1 for line in along_eta(averaged).values()):

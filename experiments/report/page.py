@@ -91,13 +91,19 @@ def render(scales: Scales, command: str) -> str:
         Section("provenance", "Where this comes from", tables=provenance(scales, command)),
     ]
     absent = [name for name in SMALL if name not in scales["small"]]
-    missing = dict.fromkeys(names.study(re.sub("^(fixed|ablation)-.*", r"\1", name)) for name in absent)
+    begun = set(map(_kind, scales["small"]))
+    missing = dict.fromkeys(names.study(name if _kind(name) in begun else _kind(name)) for name in absent)
     said = [f"Not run yet, and so not on this page: {'; '.join(missing)}."] if missing else []
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.trim_blocks = environment.lstrip_blocks = True
     page = environment.get_template("page.html")
     return page.render(title=TITLE, sections=sections, missing=said, script=SCRIPT.read_text(encoding="utf-8"))
+
+
+def _kind(study: str) -> str:
+    """``fixed`` or ``ablation`` for their studies; else the study."""
+    return re.sub("^(fixed|ablation)-.*", r"\1", study)
 
 
 def _scale(scale: str, results: Results) -> list[Section]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}  # elsewhere: the accuracy in %
+ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}
+SCORES = {"ocr-large": "letters right, %", "chunking": "F1, %", "camvid": "IoU, %"}  # elsewhere: the accuracy in %
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared only within one task
 SIDE_STUDIES = ("sensitivity", "averaging", "fixed", "ablation")  # they answer other questions: see is_side
 NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
@@ -97,7 +98,7 @@ class Run:
     @property
     def unit(self) -> str:
         """What the value measures."""
-        return ERRORS.get(self.config["dataset"], "accuracy, %")
+        return (ERRORS | SCORES).get(self.config["dataset"], "accuracy, %")
 
     def best(self, decay: str | None = None) -> float:
         """Validation of the best epoch, of the weights or of an average; nan for a run that diverged in the end."""

@@ -490,6 +490,16 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
     assert [row[-1] for row in behind.rows] == ["behind", "0 of 1"]
 
 
+def test_what_was_not_measured_is_not_drawn():
+    """The structured tasks measure neither the training score nor the step-size."""
+    blank = line("fixed-camvid", metric="diagonal", dataset="camvid")
+    for point in blank["curve"]:
+        point |= {"train_accuracy": None, "step_size": None}
+    assert "errors-fixed-camvid" not in gallery.drawings({"fixed-camvid": runs(blank)})
+    assert not [name for name in gallery.drawings({"fixed-camvid": runs(blank)}) if "fixed" in name]
+    assert "step-size-fixed-lm" in gallery.drawings({"fixed-lm": runs(line("fixed-lm", dataset="lm"))})
+
+
 def test_structured_runs_are_read_in_the_form_of_a_sweep(tmp_path):
     config = {"loss": "likelihood", "how": "diagonal", "eta": 0.001, "epochs": 1, "seed": 1}
     trace = [{"epoch": 1, "weights": "last", "val": 90.0}, {"epoch": 1, "weights": "average", "val": 92.0}]
