@@ -52,8 +52,8 @@ def drawings(results: Results) -> dict[str, Drawing]:
     if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
         found.append(Drawing("gamma", "", CAPTIONS["gamma"], partial(gamma, ablated)))
     for study, runs in results.items():
-        if study in ablated:
-            continue
+        if study in ablated or study.startswith("fixed-"):
+            continue  # they have tables in common
         for k, task in enumerate(dict.fromkeys(run.task for run in runs)):
             mine = [run for run in runs if run.task == task]
             title = names.study(study) + (f", {mine[0].config['model']}" if k else "")
@@ -69,6 +69,8 @@ Possible = dict[str, tuple[Callable[[str, list[Run]], Figure], list[Run]]]
 def _possible(study: str, runs: list[Run], results: Results) -> Possible:
     """The kinds of figures that the runs of a task allow, with the runs that each shows."""
     tried = grid(runs)
+    if not any(math.isfinite(run.last.train) for run in runs):
+        return {}  # the structured tasks measure nothing but validation
     if study == "sensitivity":
         alike = {
             _identity(run): run
@@ -81,11 +83,11 @@ def _possible(study: str, runs: list[Run], results: Results) -> Possible:
     if study != "averaging":
         if runs[0].lower_is_better:
             possible["regression"] = (regression, runs)
-        elif any(math.isfinite(run.last.train) for run in runs):  # the structured tasks do not measure it
+        else:
             possible |= {"errors": (errors, runs), "convergence": (convergence, runs)}
-        if any(run.method.optimizer == "dfw" and math.isfinite(run.last.step_size) for run in runs):
+        if any(run.method.optimizer == "dfw" for run in runs):
             possible["step-size"] = (step_size, runs)
-        if not study.startswith("fixed-") and any(len(line) > 1 for line in along_eta(tried).values()):
+        if any(len(line) > 1 for line in along_eta(tried).values()):
             possible["sensitivity"] = (sensitivity, tried)
     averaged = [run for run in tried if run.last.val_averaged and run.method.optimizer in COMPARED]
     if any(len(line) > 1 for line in along_eta(averaged).values()):

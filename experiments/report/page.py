@@ -27,10 +27,10 @@ from experiments import published
 from experiments.report import names, paper_tables, study_tables
 from experiments.report.gallery import Drawing, drawings
 from experiments.report.paper_tables import Scales
-from experiments.report.results import Results, read, read_structured
+from experiments.report.results import SCORES, Results, read, read_structured
 from experiments.report.style import png
 from experiments.report.table import Bold, Table
-from experiments.studies import SMALL
+from experiments.studies import EVIDENCE, SMALL
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
@@ -70,7 +70,8 @@ class Section:
 
 def render(scales: Scales, command: str) -> str:
     """The page."""
-    sections = [
+    sections = [section for scale, results in scales.items() for section in _overview(scale, results)]
+    sections += [
         Section("idea", "The idea", pictures=[Picture.of(drawings({})["figure-1"])]),
         Section(
             "tables",
@@ -80,7 +81,7 @@ def render(scales: Scales, command: str) -> str:
         ),
     ]
     for scale, results in scales.items():
-        sections += _scale(scale, results)
+        sections += _studies(scale, results)
     sections += [
         Section(
             "appendix",
@@ -96,6 +97,7 @@ def render(scales: Scales, command: str) -> str:
     said = [f"Not run yet, and so not on this page: {'; '.join(missing)}."] if missing else []
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
+    environment.tests["slanted"] = lambda cell: cell.startswith("*") and cell.endswith("*")  # as in Markdown
     environment.trim_blocks = environment.lstrip_blocks = True
     page = environment.get_template("page.html")
     return page.render(title=TITLE, sections=sections, missing=said, script=SCRIPT.read_text(encoding="utf-8"))
@@ -106,29 +108,48 @@ def _kind(study: str) -> str:
     return re.sub("^(fixed|ablation)-.*", r"\1", study)
 
 
-def _scale(scale: str, results: Results) -> list[Section]:
-    """The paper's claims and the studies at one scale."""
-    prefix, tail = ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
+def _named(scale: str) -> tuple[str, str]:
+    """What the sections of a scale begin with, and what their titles end with."""
+    return ("", "") if scale == "small" else (f"{scale}-", f", at the {scale}'s scale")
+
+
+def _overview(scale: str, results: Results) -> list[Section]:
+    """What the page opens with: one setting for all tasks, everyone tuned, and what γ adds."""
+    (prefix, tail), sections = _named(scale), []
+    if fixed := {name: runs for name, runs in results.items() if _kind(name) == "fixed"}:
+        whole = replace(study_tables.fixed(fixed, results), title="All rows, task by task")
+        short = study_tables.ranks(fixed)
+        sections.append(Section(f"{prefix}fixed", short.title + tail, tables=[short], folded=[whole]))
+    tuned = study_tables.tuned({name: results[name] for name in (*EVIDENCE, *SCORES) if name in results})
+    if tuned.rows:
+        sections.append(Section(f"{prefix}tuned", tuned.title + tail, tables=[tuned]))
+    if ablated := {name: runs for name, runs in results.items() if _kind(name) == "ablation"}:
+        gamma = study_tables.ablation(ablated)
+        pictures, whole = [Picture.of(drawings(results)["gamma"])], replace(gamma, title="Every setting")
+        sections.append(Section(f"{prefix}gamma", gamma.title + tail, pictures=pictures, folded=[whole]))
+    return sections
+
+
+def _studies(scale: str, results: Results) -> list[Section]:
+    """The paper's claims and the studies at one scale, their tables folded."""
+    prefix, tail = _named(scale)
     claims = study_tables.claims(results)
     sections = [Section(f"{prefix}claims", claims.title + tail, tables=[claims])] if claims.rows else []
-    fixed = study_tables.fixed({name: runs for name, runs in results.items() if name.startswith("fixed-")}, results)
-    sections += [Section(f"{prefix}fixed", fixed.title + tail, tables=[fixed])] if fixed.rows else []
-    if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
-        gamma = study_tables.ablation(ablated)
-        pictures = [Picture.of(drawings(results)["gamma"])]
-        sections.append(Section(f"{prefix}gamma", gamma.title + tail, pictures=pictures, folded=[gamma]))
     drawn = [drawing for drawing in drawings(results).values() if drawing.study]
     for name in sorted(results, key=_place):
         runs = results[name]
+        if _kind(name) != name:
+            continue  # in the overview
         tasks = dict.fromkeys(names.task(run) for run in runs)
+        tables = [study_tables.study(name, runs), study_tables.every_setting(name, runs)]
         sections.append(
             Section(
                 prefix + name,
                 names.study(name) + tail,
                 [f"{'; '.join(tasks)}: {names.epochs(runs)}."],
-                [study_tables.study(name, runs), *([study_tables.averages(name, runs)] if name == "averaging" else [])],
+                [study_tables.averages(name, runs)] if name == "averaging" else [],
                 [Picture.of(replace(d, name=prefix + d.name)) for d in drawn if d.study == name],
-                [study_tables.every_setting(name, runs)],
+                tables,
             )
         )
     return sections
@@ -234,9 +255,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Write the page, or print a table."""
     found: dict[str, Results] = {scale: read(args.results / scale) for scale in ("small", "paper")}
+    found["small"] |= read_structured(args.results / "tuned")
     if args.into:
-        studies = found[args.scale] | read_structured(args.results / "tuned")
-        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), studies), encoding="utf-8")
+        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale]), encoding="utf-8")
         print(args.into)
         return
     if args.markdown:

@@ -171,7 +171,11 @@ def parse_structured(task: str, line: Mapping[str, Any]) -> Run:
     """One line of a structured task: per epoch the value of the weights and of their average."""
     theirs, decay = line["config"], "0.99"
     ours = theirs["how"] in ("Euclidean", "diagonal")
-    config = {name: theirs[name] for name in ("loss", "epochs", "seed")} | {"dataset": task, "lr": theirs["eta"]}
+    config = {name: theirs[name] for name in ("loss", "epochs", "seed")} | {
+        "dataset": task,
+        "model": "",
+        "lr": theirs["eta"],
+    }
     config["optimizer"] = "dfw" if ours else theirs["how"].lower()
     config["metric"] = "diagonal" if theirs["how"] == "diagonal" else ""
     values = {(point["epoch"], point["weights"]): point["val"] for point in line["trace"]}

@@ -211,8 +211,10 @@ def tuned(studies: Results) -> Table:
         verdict = "level" if abs(ahead) <= error else "first" if ahead > 0 else "behind"
         cells = [cell for c in (ours, peer) for cell in (names.method(c.method, c.decay is not None), str(c.test))]
         table.rows.append([names.study(name), *cells, verdict])
-    ahead_or_level = sum(row[-1] != "behind" for row in table.rows)
-    table.rows.append(["*first or level*", "", "", "", "", f"{ahead_or_level} of {len(table.rows)}"])
+    if table.rows:
+        ahead_or_level = sum(row[-1] != "behind" for row in table.rows)
+        table.rows.append(["*first or level*", "", "", "", "", f"{ahead_or_level} of {len(table.rows)}"])
+    table.note = "Level: the test values differ by less than one standard error of their difference."
     return table
 
 

@@ -492,12 +492,31 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
 
 def test_what_was_not_measured_is_not_drawn():
     """The structured tasks measure neither the training score nor the step-size."""
-    blank = line("fixed-camvid", metric="diagonal", dataset="camvid")
+    blank = line("camvid", metric="diagonal", dataset="camvid")
     for point in blank["curve"]:
         point |= {"train_accuracy": None, "step_size": None}
-    assert "errors-fixed-camvid" not in gallery.drawings({"fixed-camvid": runs(blank)})
-    assert not [name for name in gallery.drawings({"fixed-camvid": runs(blank)}) if "fixed" in name]
-    assert "step-size-fixed-lm" in gallery.drawings({"fixed-lm": runs(line("fixed-lm", dataset="lm"))})
+    assert list(gallery.drawings({"camvid": runs(blank)})) == ["figure-1"]
+
+
+def test_the_page_opens_with_one_setting_for_all_tasks():
+    fixed = {"metric": "diagonal", "average": "0.995"}
+    results = {
+        "fixed-cifar10": runs(
+            line("fixed-cifar10", test=58.0, **fixed), line("fixed-cifar10", optimizer="adamw", test=5)
+        ),
+        "cifar10": runs(line(test=58.0), line(optimizer="sgd", test=59.0)),
+        "camvid": runs(
+            line("camvid", dataset="camvid", test=58.0), line("camvid", dataset="camvid", optimizer="adam", test=1)
+        ),
+        "ablation-bike": runs(line("ablation-bike", averaged={"0.995": 1.0}, dataset="bike")),
+    }
+    text = page.render({"small": results}, "python -m experiments report")
+    sections = re.findall('<section id="(.*?)">', text)
+    assert sections[:4] == ["fixed", "tuned", "gamma", "idea"]
+    assert not [name for name in sections if name.startswith(("fixed-", "ablation-"))]
+    assert "1 of 2" in text
+    assert "<i>first or level</i>" in text
+    assert '<th scope="col">proxsvm is</th>' in text
 
 
 def test_structured_runs_are_read_in_the_form_of_a_sweep(tmp_path):
