@@ -55,14 +55,11 @@ def test_it_reaches_the_objective_of_linear_svr(epsilon):
 
 
 def test_what_it_says_about_its_accuracy_is_the_gap():
-    """cvxpy warns about any solution that misses Clarabel's own tolerances; here the certified gap decides."""
+    """cvxpy warns about any solution that misses Clarabel's own tolerances; here the point has its certified gap."""
     torch.manual_seed(0)
     problem = svm_problem(CrossEntropy(), torch.randn(5, 3), torch.arange(5) % 4, 0.5, 4)
     beyond_rounding = {"tol_gap_abs": 1e-30, "tol_gap_rel": 1e-30, "tol_feas": 1e-30}
     assert ExactQP(options=beyond_rounding).solve(problem).gap <= 1e-12
-    loose = {"tol_gap_abs": 0.1, "tol_gap_rel": 0.1, "tol_feas": 0.1}
-    with pytest.warns(UserWarning, match=r"CLARABEL ended at a relative gap of .*, expected at most 1.0e-07"):
-        ExactQP(options=loose).solve(problem)
 
 
 class OracleOnly(ConvexLoss):
