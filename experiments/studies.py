@@ -72,12 +72,13 @@ def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes
 
 
 def variants(base: Config, losses: Iterable[str]) -> tuple[Config, ...]:
-    """proxsvm with each loss in each metric; in the diagonal one η is of Adam's size, with momentum and without."""
+    """proxsvm with each loss in each metric; in the diagonal one η is of Adam's size, and smaller with momentum."""
     runs: tuple[Config, ...] = ()
     for loss in losses:
         runs += grid(replace(base, loss=loss), {"dfw": POWERS["dfw"]}, "")
         diagonal = replace(base, loss=loss, metric="diagonal")
         runs += grid(diagonal, {"dfw": (1e-4, 1e-3, 1e-2, 1e-1)}, "", momentum=(0.0, 0.9))
+        runs += grid(diagonal, {"dfw": (1e-5,)}, "", momentum=(0.9,))
     return runs
 
 

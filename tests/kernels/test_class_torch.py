@@ -18,7 +18,7 @@ def batch(n, K, spread=2.0):
     return spread * torch.randn(n, K), torch.randint(K, (n,))
 
 
-def same(kind, scores, target, weight=None, ignore=-100, reduction="mean"):
+def assert_same(kind, scores, target, weight=None, ignore=-100, reduction="mean"):
     given = {"weight": weight, "ignore_index": ignore, "reduction": reduction}
     loss = CrossEntropy(**given) if kind == "cross-entropy" else MultiClassHinge(smooth="smooth" in kind, **given)
     ours, twins = scores.clone().requires_grad_(), scores.clone().requires_grad_()
@@ -35,7 +35,7 @@ def same(kind, scores, target, weight=None, ignore=-100, reduction="mean"):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2), (50, 33), (20, 100)], ids=str)
 @pytest.mark.parametrize("spread", [0.1, 2.0, 30.0])
 def test_it_is_the_plain_twin(kind, shape, spread):
-    same(kind, *batch(*shape, spread))
+    assert_same(kind, *batch(*shape, spread))
 
 
 @each_kind
@@ -46,7 +46,7 @@ def test_options(kind, reduction, weighted):
     target[::7] = 2
     for ignore in (2, -100):
         target[3] = ignore
-        same(kind, scores, target, class_weights() if weighted else None, ignore, reduction)
+        assert_same(kind, scores, target, class_weights() if weighted else None, ignore, reduction)
 
 
 @each_kind
@@ -54,7 +54,7 @@ def test_masked_classes(kind):
     scores, target = batch(6, 5)
     scores[0, (target[0] + 1) % 5] = scores[1, (target[1] + 2) % 5] = -torch.inf
     scores[2, torch.arange(5) != target[2]] = -torch.inf
-    same(kind, scores, target)
+    assert_same(kind, scores, target)
     scores[4, target[4]] = -torch.inf  # the true class: an infinite loss, as torch's is
     assert class_torch.value(kind, scores, target, None, -100, True) == torch.inf
 

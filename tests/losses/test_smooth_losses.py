@@ -25,7 +25,7 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-13}
 each_smooth_loss = pytest.mark.parametrize("case", SMOOTH, ids=repr)
 
 
-def same(ours, theirs, u, **tolerance) -> None:
+def assert_same(ours, theirs, u, **tolerance) -> None:
     """Value and gradient, and the gradient of the gradient's norm."""
     found = []
     for f in (ours, theirs):
@@ -53,8 +53,8 @@ def test_the_cross_entropy_is_torchs(shape, reduction, smoothing, weighted, soft
     if soft:  # of probabilities there is no class to ignore, and torch refuses one
         options["ignore_index"] = -100
     theirs = nn.CrossEntropyLoss(reduction=reduction, **options)
-    same(lambda u: ours(u, y), lambda u: theirs(u, y), u)
-    same(lambda u: ConvexLoss.forward(ours, *ours.prepare(u, y)), lambda u: theirs(u, y), u)
+    assert_same(lambda u: ours(u, y), lambda u: theirs(u, y), u)
+    assert_same(lambda u: ConvexLoss.forward(ours, *ours.prepare(u, y)), lambda u: theirs(u, y), u)
     torch.testing.assert_close(each, nn.CrossEntropyLoss(reduction="none", **options)(u, y), **CLOSE)
 
 
@@ -66,7 +66,7 @@ def test_the_binary_cross_entropy_is_torchs(weight, pos_weight, reduction):
     ours = BinaryCrossEntropy(weight=weight, pos_weight=pos_weight, reduction=reduction)
     theirs = nn.BCEWithLogitsLoss(weight=weight, pos_weight=pos_weight, reduction=reduction)
     outputs = K if reduction == "mean" else 1
-    same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
+    assert_same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
     for labels in (y > 0.5, (y > 0.5).long()):
         torch.testing.assert_close(ours(u, labels), outputs * theirs(u, labels.to(u)), **CLOSE)
 
@@ -81,7 +81,7 @@ def test_the_regression_losses_are_torchs(shape, reduction):
         (Huber(reduction=reduction), nn.HuberLoss(reduction=reduction)),
         (Huber(0.3, reduction=reduction), nn.HuberLoss(reduction=reduction, delta=0.3)),
     ):
-        same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
+        assert_same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])

@@ -72,6 +72,7 @@ def test_no_metric_and_no_average_waits(metric, fused, lr):
             optimizer.step()
             optimizer.eval()
             optimizer.train()
+        assert optimizer.last.loss == value.detach()
 
 
 def test_the_criterion_does_not_wait_either():
