@@ -48,9 +48,7 @@ class Task(NamedTuple):
     model: Callable[[], nn.Module]
     losses: dict[str, Callable[[], ConvexLoss]]
     batches: Callable[[], Iterator[tuple[Any, Any]]]  # one epoch of (input, target)
-    score: Callable[
-        [nn.Module, str, str], float
-    ]  # of a model trained with a loss, on "val" or "test"; higher is better
+    score: Callable[[nn.Module, str, str], float]  # of a model and its loss, on "val" or "test"; higher is better
     epochs: tuple[int, int]  # to choose η, and with the chosen one
     etas: dict[str, float]  # where the grid of a loss starts in the Euclidean metric
 
@@ -176,15 +174,9 @@ def tune(runs: Runs, task: Task, loss: str, how: str, eta: float, most: int = 7)
 
     def score(k: int) -> float:
         if k not in found:
-            config = {
-                "loss": loss,
-                "how": how,
-                "eta": float(f"{eta * STEP**k:.2g}"),
-                "epochs": task.epochs[0],
-                "seed": 0,
-            }
-            run = partial(train, task, loss, how, config["eta"], task.epochs[0], test=False)
-            result = runs.once(run, **config)
+            tried, epochs = float(f"{eta * STEP**k:.2g}"), task.epochs[0]
+            run = partial(train, task, loss, how, tried, epochs, test=False)
+            result = runs.once(run, loss=loss, how=how, eta=tried, epochs=epochs, seed=0)
             found[k] = max(result["val_last"], result["val_average"])
         return found[k]
 
