@@ -119,7 +119,7 @@ def cifar_small(name: str, data: str) -> Study:
     base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=AVERAGE)
     if name != "cifar10":  # half the time of float32
         base = replace(base, epochs=4, precision="bfloat16", augment=name.endswith("-augmented"))
-    runs = grid(base, POWERS | ADAMW, "wrn-jobs")
+    runs = grid(base, POWERS | ADAMW, "wrn-jobs") + grid(base, {"sgd": POWERS["sgd"]}, "")  # and without a schedule
     if dataset == "cifar100":  # what smoothing changes
         runs += grid(replace(base, loss="hinge"), {"dfw": (0.001, *POWERS["dfw"])}, "")
     runs += variants(base, ("smooth-hinge", "ce"))
