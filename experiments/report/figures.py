@@ -31,6 +31,7 @@ from experiments.report.style import (
 )
 
 AVERAGE = "0.995"  # the decay that all studies have
+LOST = 10  # times the lowest error
 FLOOR = 0.01  # per cent of error, where a logarithmic axis ends
 
 
@@ -212,7 +213,7 @@ def gamma(studies: Results) -> Figure:
     for k, (axes, (name, runs)) in enumerate(zip(rows, studies.items(), strict=True)):
         for ax, (metric, title) in zip(axes, sides, strict=True):
             mine = [run for run in runs if run.method.metric == metric]
-            _exact_and_full(ax, mine)
+            _exact_and_full(ax, mine, LOST * np.nanmin([run.best(AVERAGE) for run in runs]))
             etas = sorted({run.config["lr"] for run in mine})
             ax.set(xscale="log", title="" if k else title)
             ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
@@ -230,27 +231,24 @@ def gamma(studies: Results) -> Figure:
     return figure
 
 
-def _exact_and_full(ax: Axes, runs: Sequence[Run]) -> None:
-    """Both lines of each loss; γ itself next to the points of the exact one."""
+def _exact_and_full(ax: Axes, runs: Sequence[Run], lost: float) -> None:
+    """Both lines of each loss, with γ next to the points of the exact one; errors above ``lost`` are at the top."""
     for run_loss in dict.fromkeys(run.method.loss for run in runs):
         color = COLORS["adam"] if run_loss == "ce" else COLORS["dfw"]
-        for optimizer, ls, what in (("dfw", "-", "γ exact"), ("dfw-full", "--", "γ ≡ 1")):
+        for optimizer, ls, what, gone in (("dfw", "-", "γ exact", "o"), ("dfw-full", "--", "γ ≡ 1", "x")):
             line = sorted(
                 (run for run in runs if (run.method.loss, run.method.optimizer) == (run_loss, optimizer)),
                 key=lambda run: run.config["lr"],
             )
             x, y = [run.config["lr"] for run in line], [run.best(AVERAGE) for run in line]
+            y = [np.inf if run.lower_is_better and value > lost else value for run, value in zip(line, y, strict=True)]
             ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{names.LOSSES[run_loss]}, {what}")
             for at, value, run in zip(x, y, line, strict=True):
                 if not np.isfinite(value):
-                    ax.plot(at, 1, "x", color=color, transform=ax.get_xaxis_transform(), clip_on=False)
+                    ax.plot(at, 1, gone, color=color, mfc="none", transform=ax.get_xaxis_transform(), clip_on=False)
                 elif optimizer == "dfw":
-                    spot = {
-                        "textcoords": "offset points",
-                        "xytext": (0, -11 if run.lower_is_better or run_loss == "ce" else 5),
-                        "ha": "center",
-                        "fontsize": 7,
-                    }
+                    offset = 0, 5 if "hinge" in run_loss else -11
+                    spot = {"textcoords": "offset points", "xytext": offset, "ha": "center", "fontsize": 7}
                     ax.annotate(f"{run.last.gamma:.2f}", (at, value), color=color, annotation_clip=True, **spot)
 
 

@@ -116,7 +116,8 @@ CAPTIONS = {
     "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
     "below, DFW with each decay, where several were tried.",
     "gamma": "Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed). The numbers "
-    "are the mean γ of the last epoch; a cross at the top has diverged. Errors have a logarithmic scale. One seed.",
+    "are the mean γ of the last epoch. At the top, a ring for the exact γ and a cross for γ ≡ 1: diverged, or above "
+    "ten times the lowest error. Errors have a logarithmic scale. One seed.",
     "regression": "The error by epoch at the chosen setting of each method. Errors above 1.5 times the best are cut.",
 }
 

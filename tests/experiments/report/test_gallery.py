@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import struct
 
+import numpy as np
 import pytest
 
 from experiments.report import gallery, style
@@ -60,3 +61,16 @@ def test_what_was_not_measured_is_not_drawn():
     for point in blank["curve"]:
         point |= {"train_accuracy": None, "step_size": None}
     assert list(gallery.drawings({"camvid": runs(blank)})) == ["figure-1"]
+
+
+@pytest.mark.parametrize(("error", "marker"), [(9.0, None), (11.0, "x"), (float("inf"), "x")])
+def test_an_error_above_ten_times_the_lowest_is_at_the_top(error, marker):
+    """One such value would take the whole scale."""
+    tried = [
+        line("ablation-lm", name, 0.1, dataset="lm", loss="ce", averaged={"0.995": value})
+        for name, value in (("dfw-full", error), ("dfw", 1.0))
+    ]
+    tried[1]["curve"][-1]["gamma"] = 0.5
+    ax = gallery.drawings({"ablation-lm": runs(*tried)})["gamma"].draw().axes[0]
+    assert [drawn.get_marker() for drawn in ax.lines] == (["o", "o"] if marker is None else ["o", "o", marker])
+    assert np.isfinite(ax.lines[1].get_ydata()) == (marker is None)
