@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from experiments.report import names, selection, study_tables, table
+from experiments.report.results import read
 from experiments.report.selection import Spread, candidates, choose
 from tests.experiments.report.lines import line, runs
 
@@ -133,3 +136,22 @@ def test_nats_are_to_be_small_and_metrics_are_methods():
         ("proxsvm, diagonal, η = auto", 1.6),
     ]
     assert found[0].runs[0].unit == "nats per character"
+
+
+@pytest.mark.parametrize(
+    "study",
+    ["california", "bike", "lm", "cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli"],
+)
+def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
+    root = Path(__file__).parents[3] / "experiments" / "results" / "small"
+    grids = defaultdict(dict)
+    for run in read(root)[study]:
+        if not run.config["test"]:
+            for average in (None, *run.curve[0].val_averaged):
+                value = run.best(average) * (-1 if run.lower_is_better else 1)
+                grids[run.method, run.config["momentum"], average][run.config["lr"]] = value
+    grids = [grid for grid in grids.values() if len(grid) > 1]  # Prodigy and DoG have one setting for all tasks
+    assert len(grids) > 9
+    for grid in grids:
+        best = max(grid, key=lambda eta: -math.inf if math.isnan(grid[eta]) else grid[eta])
+        assert min(grid) < best < max(grid)
