@@ -101,6 +101,7 @@ def test_a_compiled_step_averages_the_statistics(metric):
         if t == 20:
             model.eval()
             model.train()
+    assert optimizer.skipped == 0
     close(values(model.eval()), values(expected.module))
     torch._dynamo.reset()
 

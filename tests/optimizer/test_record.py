@@ -485,4 +485,5 @@ def test_what_is_declared_or_moves_no_parameter_is_not_missing(how):
             extra = {"another network's": other, "frozen": (model[0].weight.detach() ** 2).sum()}.get(how, 0)
             ((forward(x, y) + extra) / 2).backward()
             optimizer.step()
+        assert optimizer.last.loss > 0
     torch._dynamo.reset()
