@@ -7,7 +7,7 @@ weights p_i (1/n):
     D(delta, lam) = lam − ½ ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
     d             = −H⁻¹ (r + delta)
 
-with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics.geometry.Geometry`,
+with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics._geometry.Geometry`,
 the only part that knows η.
 """
 
@@ -25,9 +25,9 @@ from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
+from proxsvm.metrics._geometry import Geometry
+from proxsvm.metrics._groups import Group, Params, flatten
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.geometry import Geometry
-from proxsvm.metrics.groups import Group, Params, flatten
 from proxsvm.point import DualPoint, Scaled
 
 

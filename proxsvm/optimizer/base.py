@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
+from proxsvm.metrics._groups import check_metric
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.groups import check_metric
 from proxsvm.optimizer.groups import check_group, check_state, checked
 from proxsvm.optimizer.loss_scale import Scalable
 from proxsvm.optimizer.memory import keep_precision

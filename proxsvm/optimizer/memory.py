@@ -12,11 +12,11 @@ from torch import Tensor
 from proxsvm._kernels.passes import Tensors
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.metrics.auto import DistanceOverGradients
+from proxsvm.metrics._auto import DistanceOverGradients
+from proxsvm.metrics._cell import Memory
+from proxsvm.metrics._geometry import Geometry
+from proxsvm.metrics._groups import flatten
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.cell import Memory
-from proxsvm.metrics.geometry import Geometry
-from proxsvm.metrics.groups import flatten
 from proxsvm.optimizer.groups import state_dtype, state_shape
 from proxsvm.optimizer.ranks import Ranks, ShardedGeometry, any_sharded, is_split, local
 
