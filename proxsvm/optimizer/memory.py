@@ -44,7 +44,10 @@ class StateMemory(Memory):
                 self._count(group["params"])
         self.auto = _auto(groups)
         if any(counted):
-            self.kinds: Sequence[Hashable] | None = [id(state.get(p, {}).get("t")) for p in self._owners]
+            known = [state.get(p, {}) for p in owners]
+            self.kinds: Sequence[Hashable] | None = [id(own.get("t")) for own in known]
+            if sum(map(bool, known)) < len(state):
+                self._part()
 
     def _count(self, params: Sequence[Tensor]) -> None:
         fresh: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -54,6 +57,15 @@ class StateMemory(Memory):
                 if kind not in fresh:
                     fresh[kind] = torch.zeros((), dtype=kind[1], device=p.device)
                 self._state[p]["t"] = fresh[kind]
+
+    def _part(self) -> None:
+        """Parameters that do not take this step no longer share the count of those that do."""
+        present, kinds = set(map(id, self._owners)), set(self.kinds or ())
+        kept: dict[int, Tensor] = {}
+        for p, own in self._state.items():
+            t = own.get("t")
+            if t is not None and id(t) in kinds and id(p) not in present:
+                own["t"] = kept.setdefault(id(t), t.clone())
 
     def tensors(self, name: str, at: Sequence[int], w: Tensors, metric: Metric) -> list[Tensor]:
         """The state ``name``: zeros at first, or for the average the parameter itself."""
@@ -104,9 +116,9 @@ def _auto(groups: Sequence[dict[str, Any]]) -> DistanceOverGradients | None:
 def keep_precision(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, dict[str, Any]]
 ) -> None:
-    """Undo what torch does to a loaded state: every tensor keeps its own dtype, and equal counts are shared."""
-    shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
+    """Undo what torch does to a loaded state: tensors keep their dtype, and a group's equal counts are shared."""
     for theirs, mine in zip(saved["param_groups"], groups, strict=True):
+        shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
