@@ -108,9 +108,21 @@ def _at_first(name: str, p: Tensor, metric: Metric, dtype: torch.dtype) -> Tenso
 
 
 def _auto(groups: Sequence[dict[str, Any]]) -> DistanceOverGradients | None:
-    """The rule for lr="auto"; its two scalars are kept in the first group that uses it, for all of them."""
-    first = next((g for g in groups if g.get("auto") and g["params"]), None)
+    """The rule for lr="auto"; its two scalars are kept in the first group that uses it, for all of them.
+
+    Even if that group has no gradients, as long as it is frozen, for example.
+    """
+    first = next((g for g in groups if g.get("auto") and "far" in g), None)
     return None if first is None else DistanceOverGradients(first["far"], first["squares"])
+
+
+def keep_history(groups: Sequence[dict[str, Any]]) -> None:
+    """Move the history of lr="auto" to the first group; older versions kept it in the first one with gradients."""
+    used = [g for g in groups if g.get("auto") and "far" in g]
+    known = next((g for g in used if g["far"] >= 0), None)
+    if known is not None and known is not used[0]:
+        for name in ("far", "squares"):
+            used[0][name] = known[name].to(used[0][name], copy=True)
 
 
 def keep_precision(

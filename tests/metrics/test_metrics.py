@@ -475,6 +475,36 @@ def test_the_automatic_eta_trains(metric):
     assert float(optimizer.last.loss) < 0.2 * first
 
 
+@pytest.mark.parametrize("metric", METRICS, ids=repr)
+def test_the_automatic_eta_keeps_its_history_when_the_first_group_thaws(metric):
+    found = []
+    for order in (1, -1):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(
+            CrossEntropy(), SingleStepFW(), two_groups(model)[::order], "auto", metric=metric, fused=False
+        )
+        model[0].requires_grad_(False)
+        train(model, optimizer, 20)
+        model[0].requires_grad_(True)
+        found.append(train(model, optimizer, 5))
+    torch.testing.assert_close(*found, atol=1e-10, rtol=0)
+
+
+def test_the_history_of_an_older_state_is_found_in_its_later_group():
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(model), "auto")
+    train(model, optimizer, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    first, second = saved["param_groups"]
+    for name in ("far", "squares"):
+        first[name], second[name] = second[name], first[name]
+    expected = copy.deepcopy(model), train(model, optimizer, 1)
+    other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(expected[0]), "auto")
+    other.load_state_dict(saved)
+    assert torch.equal(train(expected[0], other, 1), expected[1])
+
+
 # Bad options.
 
 
