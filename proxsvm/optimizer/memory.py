@@ -128,13 +128,17 @@ def keep_history(groups: Sequence[dict[str, Any]]) -> None:
 def keep_precision(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, dict[str, Any]]
 ) -> None:
-    """Undo what torch does to a loaded state: tensors keep their dtype, and a group's equal counts are shared."""
+    """Undo what torch does to a loaded state: tensors keep their dtype, and share no memory with what was loaded.
+
+    That may be the state of another optimizer that goes on, or share memory with the parameters. Equal counts of a
+    group are shared.
+    """
     for theirs, mine in zip(saved["param_groups"], groups, strict=True):
         shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
-                if state[p][name].dtype != x.dtype:
+                if state[p][name] is x or state[p][name].dtype != x.dtype:
                     state[p][name] = x.to(p.device, copy=True)
             if "t" in given:
                 t = state[p]["t"]
