@@ -338,5 +338,5 @@ class ProxOptimizer(AveragingOptimizer):
 
 _OWN = (
     *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
-    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked"),
+    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
 )
