@@ -23,7 +23,8 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
 
     Args:
         C: the weight of the loss.
-        loss: any loss over classes, ``MultiClassHinge()`` if None; its ``reduction`` must be "mean".
+        loss: any loss over classes, ``MultiClassHinge()`` if None; its ``reduction`` must be "mean". Its class
+            weights are relative: they are divided by their mean over the samples.
         tol: the certified relative gap (P − D)/P to reach.
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.

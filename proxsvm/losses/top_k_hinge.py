@@ -37,9 +37,9 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
-        if k < 1:
-            raise ValueError(f"k is {k}; expected at least 1")
-        self.k = k
+        if not (k >= 1 and k == int(k)):
+            raise ValueError(f"k is {k}; expected a whole number, at least 1")
+        self.k = int(k)
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """As for every loss over classes, with at least k of them."""

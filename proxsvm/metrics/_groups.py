@@ -49,7 +49,10 @@ def flatten(
         if eta is None:
             raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
         if isinstance(eta, str):
-            raise ValueError(f"lr is {eta!r}; expected a number: 'auto' needs an optimizer's history")
+            raise ValueError(
+                f"lr is {eta!r}; expected a number here: 'auto' needs the history of an optimizer whose group was "
+                "created with it"
+            )
         if isinstance(eta, Tensor) and eta.dim():  # set by hand, after the group was checked
             eta = eta.reshape(())
         members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])

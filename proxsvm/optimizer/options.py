@@ -7,7 +7,12 @@ from proxsvm.solvers.base import DualSolver
 
 
 def check_options(
-    loss: object, solver: object, nonfinite: object, max_grad_norm: float | None, process_group: object
+    loss: object,
+    solver: object,
+    nonfinite: object,
+    max_grad_norm: float | None,
+    process_group: object,
+    fused: object,
 ) -> None:
     """Raise unless these can be the options of a ProxOptimizer."""
     if not isinstance(loss, ConvexLoss):
@@ -22,8 +27,8 @@ def check_options(
     if nonfinite not in ("skip", "raise"):
         raise ValueError(f"nonfinite is {nonfinite!r}; expected 'skip' or 'raise'")
     if max_grad_norm is not None:
-        if not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is {max_grad_norm}; expected a length above 0, or None")
+        if isinstance(max_grad_norm, str) or not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm!r}; expected a length above 0, or None")
         if solver.needs_graph:
             raise ValueError(
                 f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
@@ -31,3 +36,5 @@ def check_options(
             )
     if isinstance(process_group, str) and process_group != "default":
         raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
+    if not (fused is None or isinstance(fused, bool)):
+        raise ValueError(f"fused is {fused!r}; expected None (where possible), True (always) or False (never)")

@@ -108,7 +108,7 @@ class ProxOptimizer(AveragingOptimizer):
         metric: Metric | None = None,
         average: float | None = None,
     ) -> None:
-        check_options(loss, solver, nonfinite, max_grad_norm, process_group)
+        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused)
         super().__init__(
             params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
         )

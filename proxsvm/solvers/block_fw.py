@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 import numpy as np
 
@@ -65,8 +66,8 @@ class BlockFW(DualSolver):
 
     def __post_init__(self) -> None:
         check_options(tol=self.tol, max_passes=self.max_passes, max_entries=self.max_entries)
-        if not self.inner >= 0:
-            raise ValueError(f"inner is {self.inner}; expected 0 or more rounds")
+        if not (isinstance(self.inner, Integral) and self.inner >= 0):
+            raise ValueError(f"inner is {self.inner!r}; expected a whole number of rounds, 0 or more")
 
     def solve(self, problem: ProxProblem, start: Atom | None = None) -> DualPoint:
         """Pass over the blocks until the certified gap is small.

@@ -533,7 +533,11 @@ def test_a_metric_is_an_instance(metric):
 
 def test_auto_needs_an_optimizer_and_other_words_are_refused():
     model, (x, y) = mlp(), batches(1)[0]
-    with pytest.raises(ValueError, match="'auto' needs an optimizer's history"):
+    with pytest.raises(ValueError, match="'auto' needs the history of an optimizer"):
         ProxProblem.from_scores(CrossEntropy(), model(x), y, model.parameters(), lr="auto")
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters())
+    optimizer.param_groups[0]["lr"] = "auto"
+    with pytest.raises(ValueError, match="whose group was created with it"):
+        optimizer.step(lambda: optimizer.loss(model(x), y))
     with pytest.raises(TypeError, match="lr is 'fast'"):
         ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr="fast")

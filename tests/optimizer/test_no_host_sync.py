@@ -214,6 +214,7 @@ BAD_OPTIONS = [
     (lambda: MultiClassHinge(-torch.ones(2, 2)), "non-negative"),
     (lambda: MultiClassHinge(torch.ones(2, 2)), "zero diagonal"),
     (lambda: TopKHinge(0), "k is 0"),
+    (lambda: TopKHinge(1.5), "k is 1.5"),
     (lambda: L1Regression(epsilon=-1.0), "epsilon is -1"),
     (lambda: L1Regression(epsilon=torch.inf), "epsilon is inf"),
     (lambda: QuantileRegression(1.5), "tau is 1.5"),

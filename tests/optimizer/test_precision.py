@@ -265,7 +265,12 @@ def test_clipping_the_gradients_alone_makes_gamma_larger():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"max_grad_norm": 0.0}, "max_grad_norm is 0"), ({"process_group": "world"}, "process_group is 'world'")],
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm is '1'"),
+        ({"process_group": "world"}, "process_group is 'world'"),
+        ({"fused": "yes"}, "fused is 'yes'"),
+    ],
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):

@@ -287,9 +287,10 @@ def test_a_problem_that_takes_more_passes_says_so():
     assert best.dual <= problem.primal(point)
 
 
-def test_a_negative_number_of_rounds_is_refused():
-    with pytest.raises(ValueError, match="inner is -1"):
-        BlockFW(inner=-1)
+@pytest.mark.parametrize("inner", [-1, 1.5])
+def test_a_number_of_rounds_is_whole_and_not_negative(inner):
+    with pytest.raises(ValueError, match=f"inner is {inner}"):
+        BlockFW(inner=inner)
 
 
 @pytest.mark.parametrize(
