@@ -234,7 +234,7 @@ def gamma(studies: Results) -> Figure:
 def _exact_and_full(ax: Axes, runs: Sequence[Run], lost: float) -> None:
     """Both lines of each loss, with γ next to the points of the exact one; errors above ``lost`` are at the top."""
     for run_loss in dict.fromkeys(run.method.loss for run in runs):
-        color = COLORS["adam"] if run_loss == "ce" else COLORS["dfw"]
+        color = COLORS["adam"] if run_loss in ("ce", "likelihood") else COLORS["dfw"]
         for optimizer, ls, what, gone in (("dfw", "-", "γ exact", "o"), ("dfw-full", "--", "γ ≡ 1", "x")):
             line = sorted(
                 (run for run in runs if (run.method.loss, run.method.optimizer) == (run_loss, optimizer)),
