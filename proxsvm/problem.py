@@ -7,7 +7,7 @@ weights p_i (1/n):
     D(delta, lam) = lam − ½ ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
     d             = −H⁻¹ (r + delta)
 
-with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics.geometry.Geometry`,
+with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics._geometry.Geometry`,
 the only part that knows η.
 """
 
@@ -25,9 +25,9 @@ from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
+from proxsvm.metrics._geometry import Geometry
+from proxsvm.metrics._groups import Group, Params, by_hand
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.geometry import Geometry
-from proxsvm.metrics.groups import Group, Params, flatten
 from proxsvm.point import DualPoint, Scaled
 
 
@@ -127,7 +127,7 @@ class ProxProblem:
         metric: Metric | None = None,
     ) -> ProxProblem:
         """The problem of a loss value, from the ``origin`` that the value carries."""
-        return cls.of(origin, Geometry(*flatten(params, lr, weight_decay, metric)))
+        return cls.of(origin, Geometry(*by_hand(params, lr, weight_decay, metric)))
 
     @classmethod
     def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
@@ -175,7 +175,7 @@ class ProxProblem:
         (torch.Size([2, 1]), tensor(1.))
         """
         origin, line = linear(loss, features, target, weight, sample_weight)
-        return cls(Geometry(*flatten(line.params, lr, weight_decay, metric)), origin, line).observe()
+        return cls(Geometry(*by_hand(line.params, lr, weight_decay, metric)), origin, line).observe()
 
     # Where the samples are spread over ranks, a subclass overrides these.
 

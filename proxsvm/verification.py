@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from proxsvm.losses.base import ConvexLoss, detached, like, parts
+from proxsvm.losses.base import Atom, ConvexLoss, detached, like, parts
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
@@ -126,6 +127,8 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     the atom.
     Raises AssertionError with the numbers. For tests of your own losses.
 
+    ``tol`` is relative to the largest score, and to the sum of the terms of ⟨s, u⟩ + c, which may cancel.
+
     >>> from proxsvm.losses import L1Regression
     >>> check_loss(L1Regression(), torch.randn(4, 2), torch.randn(4, 2))
     """
@@ -138,7 +141,7 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     for u, atom in zip(points, atoms, strict=True):
         loss._check(atom, u)
         best = atom.b(u)
-        slack = tol * (1 + max(float(x.abs().max()) for x in parts(u)))
+        slack = tol * (1 + max(float(x.abs().max()) for x in (*parts(u), _terms(atom, u))))
         name = type(loss).__name__
         if float(best.min()) < -slack:
             raise AssertionError(f"{name} is negative, {float(best.min()):.3g}: (0, 0) is not in the hull of its atoms")
@@ -158,3 +161,10 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         better = max(float((other.b(u) - best).max()) for other in others)
         if loss.exact and better > slack:
             raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")
+
+
+def _terms(atom: Atom, scores: Any) -> Tensor:
+    """The size of what an atom's value is the sum of, Σ |s_j u_j| + |c|, ``[n]``."""
+    n = len(atom.offset)
+    products = ((s * u).abs().reshape(n, -1).sum(1) for s, u in zip(parts(atom.s), parts(scores), strict=True))
+    return sum(products, start=atom.offset.abs())

@@ -25,7 +25,7 @@ class Box:
 YOURS = "#444444"
 MODEL = Box("model(x)", "your network", ["one forward pass:", "scores u, with their graph"], YOURS)
 LOSS = Box("criterion(u, y)", "losses", ["oracle → atom (s, c)", "value λ = mean ⟨s, u⟩ + c"], GREEN)
-UPDATE = Box("Geometry.advance", "metrics/geometry.py", ["z ← μz − H⁻¹(γr + δ)", "w ← w − H⁻¹(r + δ) + μz"], BLUE)
+UPDATE = Box("Geometry.advance", "metrics/_geometry.py", ["z ← μz − H⁻¹(γr + δ)", "w ← w − H⁻¹(r + δ) + μz"], BLUE)
 LANES = [
     (
         "After backward(): SingleStepFW",

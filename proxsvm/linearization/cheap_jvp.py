@@ -37,7 +37,7 @@ def cheap_jvp(model: nn.Module) -> nn.Module:
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
-        plain = self.momentum is None or self.weight is None or x.dtype not in (torch.float32, torch.float64)
+        plain = self.momentum is None or self.weight is None or self.weight.dtype not in (torch.float32, torch.float64)
         few = x.numel() <= self.num_features  # at most one value per channel has no variance: torch decides
         if not self.training or plain or few:
             return super().forward(x)
@@ -65,11 +65,15 @@ class _Conv2d(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros" or x.dim() != 4
         out: Tensor
-        if plain or torch.is_autocast_enabled(x.device.type):
+        if plain:
             out = super()._conv_forward(x, weight, bias)
-        else:
-            options = self.stride, self.padding, self.dilation, False, (0, 0), self.groups
-            out = _Convolve.apply(x, weight, bias, options)  # type: ignore[no-untyped-call]
+            return out
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:  # cast as autocast does, but before x is saved
+            low = torch.get_autocast_dtype(kind)
+            x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
+        options = self.stride, self.padding, self.dilation, False, (0, 0), self.groups
+        out = _Convolve.apply(x, weight, bias, options)  # type: ignore[no-untyped-call]
         return out
 
 

@@ -71,7 +71,7 @@ class ClassLoss(ConvexLoss):
             return super().forward(scores, target, sample_weight)
         u, y = self.prepare(scores, target)
         value = compiled_value(self, u, y) if loops and u is not scores else None
-        if sample_weight is not None and sample_weight.shape == self._grid(scores):
+        if isinstance(sample_weight, Tensor) and sample_weight.shape == self._grid(scores):
             sample_weight = sample_weight.reshape(-1)
         value = self.evaluate(u, y, sample_weight) if value is None else value
         return value.reshape(self._grid(scores)) if self.reduction == "none" else value

@@ -256,7 +256,12 @@ class ConvexLoss(nn.Module):
             weight, mass = weight * given, mass * given
         return weight / mass.sum() if self.reduction == "mean" else weight
 
-    def _sample_weight(self, given: Tensor, like: Tensor) -> Tensor:
+    def _sample_weight(self, given: Any, like: Tensor) -> Tensor:
+        if not isinstance(given, Tensor):
+            raise TypeError(
+                f"sample_weight is a {type(given).__name__}; expected a tensor of one weight per sample: "
+                "torch.as_tensor(sample_weight)"
+            )
         if given.shape != like.shape:
             raise ValueError(
                 f"sample_weight has shape {tuple(given.shape)}; expected one weight per sample, {tuple(like.shape)}"

@@ -94,8 +94,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         else:
             t = one_hot(scores, self.classes(scores, target)) * (target != self.ignore_index)[:, None]
         if self.label_smoothing:
-            counts = t.sum(1, keepdim=True) if target.is_floating_point() else (target != self.ignore_index)[:, None]
-            t = (1 - self.label_smoothing) * t + self.label_smoothing / scores.shape[1] * counts
+            t = (1 - self.label_smoothing) * t + self.label_smoothing / scores.shape[1] * t.sum(1, keepdim=True)
         return t if self.weight is None else t * self.weight.to(scores)
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:

@@ -14,7 +14,7 @@ from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, total
 
 if TYPE_CHECKING:
-    from proxsvm.metrics.cell import Cell
+    from proxsvm.metrics._cell import Cell
 
 
 class Metric(ABC):

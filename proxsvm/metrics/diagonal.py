@@ -15,7 +15,7 @@ from proxsvm._numbers import Number
 from proxsvm.metrics.base import Metric
 
 if TYPE_CHECKING:
-    from proxsvm.metrics.cell import Cell
+    from proxsvm.metrics._cell import Cell
 
 
 class Diagonal(Metric):

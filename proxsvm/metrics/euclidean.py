@@ -11,7 +11,7 @@ from proxsvm._kernels.passes import Sums, Tensors, Update
 from proxsvm.metrics.base import Metric
 
 if TYPE_CHECKING:
-    from proxsvm.metrics.cell import Cell
+    from proxsvm.metrics._cell import Cell
 
 
 class Euclidean(Metric):

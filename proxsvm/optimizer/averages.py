@@ -272,10 +272,6 @@ class AveragingOptimizer(GroupedOptimizer):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group.setdefault("averaged", False)  # saved before there were averages
-        for own in self.state.values():
-            for key in own:
-                if key.startswith(("average", "weights")):
-                    own[key] = own[key].clone()  # what was loaded may share memory with the parameters
         self._untracked = self._tracked is None and any(COUNT in own for own in self.state.values())
         if not averaged and not any(pair.weights in pair.own for pair in self._pairs()):
             self._switch(False)  # there is only one version, as before the first step

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
+from proxsvm.metrics._groups import check_metric
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.groups import check_metric
 from proxsvm.optimizer.groups import check_group, check_state, checked
 from proxsvm.optimizer.loss_scale import Scalable
-from proxsvm.optimizer.memory import keep_precision
+from proxsvm.optimizer.memory import keep_history, keep_precision
 from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
 
 
@@ -92,3 +92,4 @@ class GroupedOptimizer(Scalable):
         for group in self.param_groups:
             group.setdefault("average", None)  # saved before there were averages
         keep_precision(state_dict, self.param_groups, self.state)
+        keep_history(self.param_groups)

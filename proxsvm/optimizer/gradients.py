@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxsvm._numbers import Number, on_host, to_float, to_tensor
-from proxsvm.metrics.geometry import Geometry
+from proxsvm.metrics._geometry import Geometry
 from proxsvm.optimizer.ranks import Ranks
 from proxsvm.optimizer.value import LossValue
 from proxsvm.point import DualPoint, Products, Scaled

@@ -12,11 +12,11 @@ from torch import Tensor
 from proxsvm._kernels.passes import Tensors
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.metrics.auto import DistanceOverGradients
+from proxsvm.metrics._auto import DistanceOverGradients
+from proxsvm.metrics._cell import Memory
+from proxsvm.metrics._geometry import Geometry
+from proxsvm.metrics._groups import flatten
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.cell import Memory
-from proxsvm.metrics.geometry import Geometry
-from proxsvm.metrics.groups import flatten
 from proxsvm.optimizer.groups import state_dtype, state_shape
 from proxsvm.optimizer.ranks import Ranks, ShardedGeometry, any_sharded, is_split, local
 
@@ -44,7 +44,10 @@ class StateMemory(Memory):
                 self._count(group["params"])
         self.auto = _auto(groups)
         if any(counted):
-            self.kinds: Sequence[Hashable] | None = [id(state.get(p, {}).get("t")) for p in self._owners]
+            known = [state.get(p, {}) for p in owners]
+            self.kinds: Sequence[Hashable] | None = [id(own.get("t")) for own in known]
+            if sum(map(bool, known)) < len(state):
+                self._part()
 
     def _count(self, params: Sequence[Tensor]) -> None:
         fresh: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -54,6 +57,15 @@ class StateMemory(Memory):
                 if kind not in fresh:
                     fresh[kind] = torch.zeros((), dtype=kind[1], device=p.device)
                 self._state[p]["t"] = fresh[kind]
+
+    def _part(self) -> None:
+        """Parameters that do not take this step no longer share the count of those that do."""
+        present, kinds = set(map(id, self._owners)), set(self.kinds or ())
+        kept: dict[int, Tensor] = {}
+        for p, own in self._state.items():
+            t = own.get("t")
+            if t is not None and id(t) in kinds and id(p) not in present:
+                own["t"] = kept.setdefault(id(t), t.clone())
 
     def tensors(self, name: str, at: Sequence[int], w: Tensors, metric: Metric) -> list[Tensor]:
         """The state ``name``: zeros at first, or for the average the parameter itself."""
@@ -96,21 +108,37 @@ def _at_first(name: str, p: Tensor, metric: Metric, dtype: torch.dtype) -> Tenso
 
 
 def _auto(groups: Sequence[dict[str, Any]]) -> DistanceOverGradients | None:
-    """The rule for lr="auto"; its two scalars are kept in the first group that uses it, for all of them."""
-    first = next((g for g in groups if g.get("auto") and g["params"]), None)
+    """The rule for lr="auto"; its two scalars are kept in the first group that uses it, for all of them.
+
+    Even if that group has no gradients, as long as it is frozen, for example.
+    """
+    first = next((g for g in groups if g.get("auto") and "far" in g), None)
     return None if first is None else DistanceOverGradients(first["far"], first["squares"])
+
+
+def keep_history(groups: Sequence[dict[str, Any]]) -> None:
+    """Move the history of lr="auto" to the first group; older versions kept it in the first one with gradients."""
+    used = [g for g in groups if g.get("auto") and "far" in g]
+    known = next((g for g in used if g["far"] >= 0), None)
+    if known is not None and known is not used[0]:
+        for name in ("far", "squares"):
+            used[0][name] = known[name].to(used[0][name], copy=True)
 
 
 def keep_precision(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, dict[str, Any]]
 ) -> None:
-    """Undo what torch does to a loaded state: every tensor keeps its own dtype, and equal counts are shared."""
-    shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
+    """Undo what torch does to a loaded state: tensors keep their dtype, and share no memory with what was loaded.
+
+    That may be the state of another optimizer that goes on, or share memory with the parameters. Equal counts of a
+    group are shared.
+    """
     for theirs, mine in zip(saved["param_groups"], groups, strict=True):
+        shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
-                if state[p][name].dtype != x.dtype:
+                if state[p][name] is x or state[p][name].dtype != x.dtype:
                     state[p][name] = x.to(p.device, copy=True)
             if "t" in given:
                 t = state[p]["t"]

@@ -58,7 +58,7 @@ class ProxOptimizer(AveragingOptimizer):
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
         params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
         lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :class:`~proxsvm.metrics.auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, initially
+            :class:`~proxsvm.metrics._auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, initially
             1, which schedulers may change.)
         momentum: μ in [0, 1).
         weight_decay: r = weight_decay · w.
@@ -338,5 +338,5 @@ class ProxOptimizer(AveragingOptimizer):
 
 _OWN = (
     *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
-    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked"),
+    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
 )

@@ -23,9 +23,9 @@ from proxsvm._kernels.tensors import PLAIN, accumulator
 from proxsvm._numbers import Number, to_tensor
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
-from proxsvm.metrics.cell import Memory
-from proxsvm.metrics.geometry import Geometry
-from proxsvm.metrics.groups import Group
+from proxsvm.metrics._cell import Memory
+from proxsvm.metrics._geometry import Geometry
+from proxsvm.metrics._groups import Group
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from proxsvm import ProxOptimizer
 from proxsvm.linearization.cheap_jvp import cheap_jvp
-from proxsvm.linearization.graph import Linearization
+from proxsvm.linearization.graph import Linearization, _nodes
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, MultiStepFW
 
@@ -68,6 +68,45 @@ def test_the_linearisation_is_the_same(name):
     torch.testing.assert_close(lines[0].jacobian(), lines[1].jacobian())
     torch.testing.assert_close(plain.state_dict(), cheap.state_dict())  # the running statistics too
     torch.testing.assert_close(plain.eval()(x), cheap.eval()(x))
+
+
+@pytest.mark.parametrize("name", ["1d", "2d", "strides and groups"])
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_autocast_has_it_too(name, inside):
+    """In bfloat16 the linearisation is torch's; the passes are its own kernels, so scores and vjp are equal."""
+    plain, cheap, x = (part.float() for part in pair(name))
+    s = torch.randn(6, 3)
+    d = [torch.randn_like(p) for p in plain.parameters()]
+    exact = Linearization(plain(x), list(plain.parameters())).jvp(d)
+    cheap(x)  # the same running statistics
+    lines = []
+    for net in (plain, cheap):
+        with torch.autocast("cpu", torch.bfloat16):
+            lines.append(Linearization(net(x), list(net.parameters())))
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        assert torch.equal(lines[0].scores, lines[1].scores)
+        for reuse in (False, True):
+            torch.testing.assert_close(lines[0].vjp(s, reuse), lines[1].vjp(s, reuse), rtol=0, atol=0)
+        changes = [line.jvp(d) for line in lines]
+    torch.testing.assert_close(plain.state_dict(), cheap.state_dict())
+    assert changes[0].dtype == changes[1].dtype
+    errors = [float((change - exact).norm() / exact.norm()) for change in changes]
+    assert errors[1] < max(0.03, 1.5 * errors[0])
+
+
+def test_autocast_does_not_use_torchs_double_backward():
+    plain, cheap, x = (part.float() for part in pair("2d"))
+    expected = {"ConvolutionBackward0", "NativeBatchNormBackward0"}
+    for net, slow in ((plain, expected), (cheap, set())):
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = net(x)
+        assert {type(node).__name__ for node in _nodes([scores])} & expected == slow
+
+
+def test_autocast_leaves_float64_alone():
+    plain, cheap, x = pair("2d")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cheap(x).dtype == plain(x).dtype == torch.float64
 
 
 @pytest.mark.parametrize("solver", [MultiStepFW(3, tol=0.0), CorrectiveFW(3, tol=0.0)], ids=repr)

@@ -309,3 +309,20 @@ def test_the_quantiles_of_a_float64_model_are_exact():
     each = QuantileRegression([0.1, 0.7])(u, y)
     assert each == 0.1 + 0.7
     assert "tau=[0.1, 0.7]" in repr(QuantileRegression([0.1, 0.7]))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.SquaredError(),
+        losses.Huber(),
+        losses.BinaryCrossEntropy(),
+        L1Regression(),
+        losses.QuantileRegression(0.3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("outputs", [1, 50])
+def test_check_loss_allows_the_rounding_of_single_precision(loss, outputs):
+    for _ in range(5):
+        check_loss(loss, torch.randn(16, outputs, dtype=torch.float32), torch.rand(16, outputs, dtype=torch.float32))

@@ -36,6 +36,16 @@ def assert_same(ours, theirs, u, **tolerance) -> None:
     torch.testing.assert_close(*found, **(tolerance or CLOSE))
 
 
+def test_label_smoothing_in_double_precision_whatever_the_default_dtype_is():
+    u, y = torch.randn(6, 3, dtype=torch.double, requires_grad=True), torch.tensor([0, 1, 2, 0, -100, 1])
+    torch.set_default_dtype(torch.float32)  # as a user has it; the tests' own is restored by their fixture
+    criterion = CrossEntropy(label_smoothing=0.1, reduction="sum")
+    (expected,) = torch.autograd.grad(F.cross_entropy(u, y, label_smoothing=0.1, reduction="sum"), u)
+    atom = criterion.oracle(u.detach(), y)
+    torch.testing.assert_close(atom.s * (y != -100)[:, None], expected, **CLOSE)
+    torch.testing.assert_close(atom.b(u.detach()), atom.value, **CLOSE)
+
+
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 2)])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -371,6 +371,41 @@ def test_a_parameter_that_joins_late_has_a_count_of_its_own():
     assert float(moved.max()) <= 0.01 * 1.001  # at its first step M = |g|: no coordinate moves by more than η
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_parameter_that_has_no_gradient_for_some_steps_keeps_its_count(kind):
+    p, q, a, b = (nn.Parameter(torch.ones(3, dtype=torch.double)) for _ in range(4))
+    plain = nn.Parameter(torch.ones(3, dtype=torch.double))
+    groups = [{"params": [plain], "metric": Euclidean()}, {"params": [p, q]}]
+    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), groups, 1e-3, metric=Diagonal(0.9), **kind)
+    adam = torch.optim.Adam([a, b], 1e-3, betas=(0.0, 0.9))
+    x = torch.arange(1.0, 4.0, dtype=torch.double)
+    for step in range(8):
+        both = step in (0, 4, 6, 7)
+        optimizer.zero_grad(), adam.zero_grad()
+        optimizer.loss(((p + q + plain if both else p + plain) @ x)[None], -100 * x[:1]).backward()
+        ((a + b if both else a) @ x).backward()
+        optimizer.step(), adam.step()
+        assert optimizer.last.gamma == 1
+    assert [float(optimizer.state[w]["t"]) for w in (p, q)] == [8, 4]
+    torch.testing.assert_close([p, q], [a, b], atol=1e-12, rtol=0)
+
+
+def test_a_count_that_was_loaded_is_not_shared_with_another_group():
+    model, twin = mlp(), mlp()
+    options = {"lr": 0.01, "metric": Diagonal(), "average": 0.9}
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(model), **options)
+    train(model, optimizer, 2)
+    twin.load_state_dict(model.state_dict())
+    other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(twin), **options)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, m in ((optimizer, model), (other, twin)):
+        each.param_groups[1]["lr"] = 0.0
+        train(m, each, 5)
+        each.param_groups[1]["lr"] = 0.01
+    assert torch.equal(train(model, optimizer, 2), train(twin, other, 2))
+    assert float(other.state[twin[2].weight]["t"]) == 4
+
+
 @pytest.mark.parametrize("solver", [MultiStepFW(3), CorrectiveFW(3)])
 def test_solvers_of_several_steps_learn_the_same_moments(solver):
     model, twin = mlp(), mlp()
@@ -438,6 +473,36 @@ def test_the_automatic_eta_trains(metric):
         optimizer.loss(model(x), y).backward()
         optimizer.step()
     assert float(optimizer.last.loss) < 0.2 * first
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=repr)
+def test_the_automatic_eta_keeps_its_history_when_the_first_group_thaws(metric):
+    found = []
+    for order in (1, -1):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(
+            CrossEntropy(), SingleStepFW(), two_groups(model)[::order], "auto", metric=metric, fused=False
+        )
+        model[0].requires_grad_(False)
+        train(model, optimizer, 20)
+        model[0].requires_grad_(True)
+        found.append(train(model, optimizer, 5))
+    torch.testing.assert_close(*found, atol=1e-10, rtol=0)
+
+
+def test_the_history_of_an_older_state_is_found_in_its_later_group():
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(model), "auto")
+    train(model, optimizer, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    first, second = saved["param_groups"]
+    for name in ("far", "squares"):
+        first[name], second[name] = second[name], first[name]
+    expected = copy.deepcopy(model), train(model, optimizer, 1)
+    other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(expected[0]), "auto")
+    other.load_state_dict(saved)
+    assert torch.equal(train(expected[0], other, 1), expected[1])
 
 
 # Bad options.

@@ -346,6 +346,18 @@ def test_two_optimizers_share_no_average():
         assert own["average"].data_ptr() != theirs["average"].data_ptr()  # eval() of one would change the other's
 
 
+def test_two_optimizers_share_no_state():
+    (model, optimizer), (twin, other), (third, alone) = trained(), trained(4), trained()
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    for own, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert not {x.data_ptr() for x in own.values()} & {x.data_ptr() for x in theirs.values()}
+    for m, o in ((model, optimizer), (twin, other), (third, alone)):
+        go_on(m, o, 5, 8)
+    assert_same(model, tensors(third))
+    assert_same(twin, tensors(third))
+
+
 def averaged_equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 

@@ -623,6 +623,25 @@ def test_statistics_of_another_model_are_refused():
         resumed.load_state_dict(optimizer.state_dict())
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [lambda pair: pair, copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
+    ids=["", "deep", "pickle"],
+)
+def test_statistics_that_were_loaded_but_not_followed_are_out_of_date(copied):
+    model, optimizer = following()
+    other = Net()
+    resumed = make(other)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumed.train()
+    other, resumed = copied((other, resumed))
+    go_on(other, resumed, 5, 8)  # these steps do not average the statistics
+    now = other.backbone[1].running_mean.clone()
+    follow(other, resumed)
+    assert torch.equal(other.eval().backbone[1].running_mean, now)
+
+
 def test_nothing_is_kept_alive_beyond_the_model():
     model, optimizer = following()
     kept = weakref.ref(optimizer)

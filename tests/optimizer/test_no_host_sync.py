@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -288,5 +290,14 @@ def test_bad_problems():
         ProxProblem.from_scores(loss, x @ w, classes, [w, torch.zeros(2)], lr=1.0)
     with pytest.raises(TypeError, match="mixes"):
         ProxProblem.from_scores(loss, x @ w, classes, [w, {"params": [w]}], lr=1.0)
+    for lr in (-1.0, math.nan, math.inf, torch.tensor(-1.0)):
+        with pytest.raises(ValueError, match=r"lr is .*; expected η ≥ 0, finite"):
+            ProxProblem.from_scores(loss, x @ w, classes, [{"params": [w], "lr": lr}])
+    with pytest.raises(ValueError, match=r"weight_decay is -0.1; expected 0 or more"):
+        ProxProblem.from_features(loss, x, classes, lr=1.0, weight_decay=-0.1)
+    with pytest.raises(TypeError, match="sample_weight is a list; expected a tensor"):
+        ProxProblem.from_scores(loss, x @ w, classes, [w], lr=1.0, sample_weight=[1.0, 1.0, 1.0])
+    with pytest.raises(TypeError, match="sample_weight is a ndarray; expected a tensor"):
+        loss(x @ w, classes, np.ones(3))
     with pytest.raises(ValueError, match="not 'none'"):
         ProxProblem.from_scores(MultiClassHinge(reduction="none"), x @ w, classes, [w], lr=1.0)

@@ -25,7 +25,7 @@ from proxsvm.losses import (
     WestonWatkinsHinge,
 )
 from proxsvm.metrics import Metric
-from proxsvm.metrics.geometry import Geometry
+from proxsvm.metrics._geometry import Geometry
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
 from proxsvm.solvers._block.rows import MANY, shuffled
 from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting

@@ -16,9 +16,9 @@ from proxsvm._kernels.passes import Tensors, compare
 from proxsvm._kernels.scalars import coefficients, weighed
 from proxsvm._kernels.step import StepKernels
 from proxsvm._numbers import Number, times, to_float, total
+from proxsvm.metrics._cell import Cell, Memory, of_a_kind
+from proxsvm.metrics._groups import Group
 from proxsvm.metrics.base import dots
-from proxsvm.metrics.cell import Cell, Memory, of_a_kind
-from proxsvm.metrics.groups import Group
 from proxsvm.point import DualPoint, Products, factored
 
 

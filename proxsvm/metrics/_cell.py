@@ -12,9 +12,9 @@ from proxsvm._kernels.passes import Moments, Passes, Sums, Tensors
 from proxsvm._kernels.step import StepKernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, to_float
-from proxsvm.metrics.auto import DistanceOverGradients
+from proxsvm.metrics._auto import DistanceOverGradients
+from proxsvm.metrics._groups import Group
 from proxsvm.metrics.base import Metric
-from proxsvm.metrics.groups import Group
 
 
 class Memory:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from proxsvm._numbers import Number
+from proxsvm._numbers import Number, on_host, to_float
 from proxsvm.metrics.base import Metric
 from proxsvm.metrics.euclidean import Euclidean
 
@@ -62,6 +63,25 @@ def flatten(
             flat += members
     if not flat:
         raise ValueError("params is empty (a generator that was already used up?)")
+    return flat, groups
+
+
+def by_hand(
+    params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
+) -> tuple[list[Tensor], list[Group]]:
+    """The same for a problem that is built by hand, whose options no optimizer has checked.
+
+    >>> by_hand([Tensor([1.0])], lr=-1.0, weight_decay=0.0)
+    Traceback (most recent call last):
+    ValueError: lr is -1.0; expected η ≥ 0, finite
+    """
+    flat, groups = flatten(params, lr, weight_decay, metric)
+    for group in groups:
+        eta = group.eta
+        if (not isinstance(eta, Tensor) or on_host(eta)) and not 0 <= to_float(eta) < math.inf:
+            raise ValueError(f"lr is {to_float(eta)}; expected η ≥ 0, finite")
+        if not 0 <= group.decay < math.inf:
+            raise ValueError(f"weight_decay is {group.decay}; expected 0 or more")
     return flat, groups
 
 
