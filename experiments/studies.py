@@ -207,14 +207,21 @@ def ablation_small(name: str, data: str) -> Study:
     long tasks are cut short.
     """
     base, _ = _base(name, data)
-    base = replace(base, epochs=SHORT.get(base.dataset, base.epochs), weight_decay=0.0)
+    base = replace(base, epochs=SHORT.get(base.dataset, base.epochs))
     hinge = "hinge" if base.dataset == "snli" else "smooth-hinge"
-    runs: tuple[Config, ...] = ()
-    for loss in ("l1",) if base.dataset in TABLES else (hinge, "ce"):
-        for metric, momentum, etas in (("", 0.9, (0.1, 1.0, 10.0)), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
-            setting = replace(base, loss=loss, metric=metric, momentum=momentum)
-            runs += grid(setting, {"dfw": etas, "dfw-full": etas, "multistep": etas[1:2]}, "")
-    return Study(name, runs, base.epochs, seeds=())
+    losses = ("l1",) if base.dataset in TABLES else (hinge, "ce")
+    return Study(name, ablated(base, dict.fromkeys(losses, (0.1, 1.0, 10.0))), base.epochs, seeds=())
+
+
+def ablated(base: Config, etas: dict[str, tuple[float, ...]]) -> tuple[Config, ...]:
+    """The runs of an ablation; ``etas`` of each loss are those of the Euclidean metric. The middle one has 3 steps."""
+    runs = []
+    for loss, euclidean in etas.items():
+        for metric, momentum, tried in (("", 0.9, euclidean), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
+            setting = replace(base, loss=loss, metric=metric, momentum=momentum, weight_decay=0.0)
+            for optimizer, lrs in {"dfw": tried, "dfw-full": tried, "multistep": tried[1:2]}.items():
+                runs += [replace(setting, optimizer=optimizer, lr=lr) for lr in lrs]
+    return tuple(runs)
 
 
 SHORT = {"snli": 2, "lm": 1, "california": 20, "bike": 20}  # epochs

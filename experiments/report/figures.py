@@ -216,13 +216,13 @@ def gamma(studies: Results) -> Figure:
             _exact_and_full(ax, mine, LOST * np.nanmin([run.best(AVERAGE) for run in runs]))
             etas = sorted({run.config["lr"] for run in mine})
             ax.set(xscale="log", title="" if k else title)
-            ax.set_xticks(etas, [f"{eta:g}" for eta in etas])
+            ax.set_xticks(etas, [f"{e:g}" if e >= 1e-3 else f"{e:.0e}".replace("-0", "-") for e in etas])
             if runs[0].lower_is_better:
                 ax.set_yscale("log")
                 ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                 ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             ax.minorticks_off()
-            ax.margins(0.08, 0.18)
+            ax.margins(0.08, 0.25)  # room for the γ
         axes[0].set_ylabel(f"{names.study(name.removeprefix('ablation-'))}\n{runs[0].unit}")
     for ax in rows[-1]:
         ax.set_xlabel("η")
@@ -232,9 +232,10 @@ def gamma(studies: Results) -> Figure:
 
 
 def _exact_and_full(ax: Axes, runs: Sequence[Run], lost: float) -> None:
-    """Both lines of each loss, with γ next to the points of the exact one; errors above ``lost`` are at the top."""
+    """Both lines of each loss; γ above, or below, the points of the exact one; errors above ``lost`` are at the top."""
     for run_loss in dict.fromkeys(run.method.loss for run in runs):
-        color = COLORS["adam"] if run_loss == "ce" else COLORS["dfw"]
+        smooth = run_loss in ("ce", "likelihood")
+        kind, color = ("cross-entropy, likelihood", COLORS["adam"]) if smooth else ("hinge, ℓ1", COLORS["dfw"])
         for optimizer, ls, what, gone in (("dfw", "-", "γ exact", "o"), ("dfw-full", "--", "γ ≡ 1", "x")):
             line = sorted(
                 (run for run in runs if (run.method.loss, run.method.optimizer) == (run_loss, optimizer)),
@@ -242,14 +243,14 @@ def _exact_and_full(ax: Axes, runs: Sequence[Run], lost: float) -> None:
             )
             x, y = [run.config["lr"] for run in line], [run.best(AVERAGE) for run in line]
             y = [np.inf if run.lower_is_better and value > lost else value for run, value in zip(line, y, strict=True)]
-            ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{names.LOSSES[run_loss]}, {what}")
+            ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{kind}: {what}")
             for at, value, run in zip(x, y, line, strict=True):
                 if not np.isfinite(value):
                     ax.plot(at, 1, gone, color=color, mfc="none", transform=ax.get_xaxis_transform(), clip_on=False)
                 elif optimizer == "dfw":
-                    offset = 0, 5 if "hinge" in run_loss else -11
-                    spot = {"textcoords": "offset points", "xytext": offset, "ha": "center", "fontsize": 7}
-                    ax.annotate(f"{run.last.gamma:.2f}", (at, value), color=color, annotation_clip=True, **spot)
+                    place = {"y": 1, "va": "top"} if "hinge" in run_loss else {"y": 0.02, "va": "bottom"}
+                    place |= {"transform": ax.get_xaxis_transform(), "ha": "center", "fontsize": 7}
+                    ax.text(at, s=f"{run.last.gamma:.2f}", color=color, **place)
 
 
 @STYLE

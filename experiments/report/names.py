@@ -27,7 +27,13 @@ OPTIMIZERS = {
     "schedulefree-adamw": "Schedule-Free AdamW",
     "sgd*": "SGD*",
 }
-LOSSES = {"smooth-hinge": "smoothed hinge", "hinge": "hinge", "ce": "cross-entropy", "l1": "ℓ1"}
+LOSSES = {
+    "smooth-hinge": "smoothed hinge",
+    "hinge": "hinge",
+    "ce": "cross-entropy",
+    "likelihood": "likelihood",
+    "l1": "ℓ1",
+}
 STUDIES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.report import study_tables
+from experiments.report import gallery, study_tables
 from experiments.report.results import read
-from experiments.structured import camvid, chunking, fixed, ocr, sentences, tuned
+from experiments.structured import ablation, camvid, chunking, fixed, ocr, sentences, tuned
 from experiments.structured.runs import Runs, need
 from experiments.structured.structural_svm import ChainSVM
 from proxsvm import ProxProblem
@@ -217,6 +217,37 @@ def test_fixed_from_file_to_table(task, tmp_path, monkeypatch, capsys):
     assert all(0 < run.last.gamma <= 1 for run in found[f"fixed-{task}"] if run.method.optimizer == "dfw")
     capsys.readouterr()
     fixed.main()
+    assert "running" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["ocr-large", "chunking", "camvid"])
+def test_ablation_from_file_to_table_and_figure(task, tmp_path, monkeypatch, capsys):
+    """The exact γ, γ ≡ 1 and three steps, alike in all else; the results are read like those of the other tasks."""
+    write = {"chunking": write_sentences, "camvid": write_frames}
+    write.get(task, lambda folder: write_letters(folder / "letter.data", words=60))(tmp_path)
+    command = ["ablation", task, "--data", str(tmp_path), "--results", str(tmp_path / "results/ablation-TASK.jsonl")]
+    monkeypatch.setattr("sys.argv", [*command, "--epochs", "2"])
+    ablation.main()
+    found = read(tmp_path / "results")
+    runs = {(r.method.optimizer, r.method.loss, r.method.metric, r.config["lr"]): r for r in found[f"ablation-{task}"]}
+    exact, full, three = (
+        {key[1:]: run for key, run in runs.items() if key[0] == kind} for kind in ("dfw", "dfw-full", "multistep")
+    )
+    assert (len(exact), len(full), len(three)) == (12, 12, 4)
+    assert all(run.test is None for run in runs.values())
+    assert all(epoch.gamma == 1 for run in full.values() for epoch in run.curve)
+    assert any(run.last.gamma < 0.9 for run in exact.values())
+    for key, run in exact.items():  # the same training while γ is 1, and another one after that
+        first, last = (epoch.gamma for epoch in run.curve)
+        if first < 1 or last == 1:
+            assert (run.last.train_loss == full[key].last.train_loss) == (first == 1)
+    assert any(run.last.train_loss != exact[key].last.train_loss for key, run in three.items())
+    rows = study_tables.ablation(found).rows
+    assert [[row[0], row[7] == "—"] for row in rows] == [[rows[0][0], middle] for middle in (True, False, True)] * 4
+    assert list(gallery.drawings(found)) == ["figure-1", "gamma"]
+    assert len(gallery.drawings(found)["gamma"].draw().axes) == 2
+    capsys.readouterr()
+    ablation.main()
     assert "running" not in capsys.readouterr().out
 
 
