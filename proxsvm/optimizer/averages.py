@@ -243,7 +243,7 @@ class AveragingOptimizer(GroupedOptimizer):
         """
         pairs = list(self._pairs())
         found = super().state_dict()
-        if not self.averaged and self._tracked is None:
+        if not self.averaged and self._model is None:
             return found
         index = {id(p): i for i, p in enumerate(self._params())}
         owners = {id(own): index[id(p)] for p, own in self.state.items()}

@@ -437,6 +437,21 @@ def test_a_copy_is_a_plain_model_with_what_is_in_place(copied, mode):
     go_on(model, optimizer, 5, 6)
 
 
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+def test_the_states_of_a_copied_pair_belong_together(first):
+    """The copied model follows nobody: its state has the training weights, and the optimizer's must not deny it."""
+    model, optimizer = following()
+    weights, averages = both(model)
+    other, twin = copy.deepcopy((model, optimizer))
+    saved = copy.deepcopy({"model": other.state_dict(), "optimizer": twin.state_dict()})
+    assert not any(group["averaged"] for group in saved["optimizer"]["param_groups"])
+    fresh, resumed = following(0, seed=1)
+    for name in (first, {"model": "optimizer", "optimizer": "model"}[first]):
+        {"model": fresh, "optimizer": resumed}[name].load_state_dict(saved[name])
+    assert equal(values(fresh), weights)
+    assert equal(values(fresh.eval()), averages) == (first == "model")  # weights loaded last set both versions
+
+
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_copied_pair_goes_on_alike_once_it_follows(mode):
     model, optimizer = following()
