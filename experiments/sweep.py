@@ -272,6 +272,7 @@ def main(args: argparse.Namespace) -> None:
     study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    before = known if args.go_on else []
     out = args.out / args.scale
     if args.dry_run:
         print(plan.listing(study, out, known, args.tflops, args.go_on))
@@ -285,14 +286,15 @@ def main(args: argparse.Namespace) -> None:
         others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
         clock = Clock(until=time.monotonic() + 3600 * args.hours)
         try:
-            results = work(study, storage, out, clock, known if args.go_on else ())
+            results = work(study, storage, out, clock, before)
         except train.TimeUp as error:
             print(f"{args.hours:g} hours are over ({error}): the same command resumes from here")
-            so_far = [*(known if args.go_on else ()), *finished(study, storage)]
-            results = list({asked(from_dict(result["config"])): result for result in so_far}.values())
+            results = finished(study, storage)
         for other in others:
             other.wait()
     file.parent.mkdir(parents=True, exist_ok=True)
+    # with --go-on nothing is dropped, not even runs of other seeds than these
+    results = list({asked(from_dict(result["config"])): result for result in [*before, *results]}.values())
     for result in results:
         result["config"].pop("data", None)  # the folder belongs to this machine
     write(file, "".join(json.dumps(result) + "\n" for result in results))

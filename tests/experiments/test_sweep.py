@@ -264,7 +264,7 @@ def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(data, tmp
     assert len(first) == 4 + 2
     shutil.copytree(here / "results", there / "results")
     moved = shutil.copytree(data, tmp_path / "moved")  # where the data lie says nothing of a run
-    sweep.main(arguments(moved, there, "--go-on", "--precision", "bfloat16"))
+    sweep.main(arguments(moved, there, "--go-on", "--seeds", "2", "--precision", "bfloat16"))
     second = results(there / "results" / "small" / "tiny.jsonl")
     assert second[:6] == first  # to the second that they took: they were not run again
     assert [(run["config"]["seed"], run["config"]["precision"]) for run in second[6:]] == [(2, "bfloat16")] * 2
