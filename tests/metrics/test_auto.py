@@ -1,0 +1,72 @@
+"""lr="auto": schedulers, training, and the history that it keeps."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import ProxOptimizer
+from proxsvm.losses import CrossEntropy
+from proxsvm.solvers import SingleStepFW
+from tests.cases import METRICS, mlp
+from tests.metrics.test_metrics import train, two_groups
+from tests.optimizer.test_optimizer import batches
+
+
+def test_schedulers_multiply_the_automatic_eta():
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    train(model, optimizer, 1)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = parameters_to_vector(model.parameters()).clone()
+    assert torch.equal(train(model, optimizer, 1), before)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=repr)
+def test_the_automatic_eta_trains(metric):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto", 0.9, metric=metric)
+    (x, y), *_ = batches(1, n=12)
+    first = float(optimizer.loss(model(x), y).detach())
+    for _ in range(400):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+    assert float(optimizer.last.loss) < 0.2 * first
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=repr)
+def test_the_automatic_eta_keeps_its_history_when_the_first_group_thaws(metric):
+    found = []
+    for order in (1, -1):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(
+            CrossEntropy(), SingleStepFW(), two_groups(model)[::order], "auto", metric=metric, fused=False
+        )
+        model[0].requires_grad_(False)
+        train(model, optimizer, 20)
+        model[0].requires_grad_(True)
+        found.append(train(model, optimizer, 5))
+    torch.testing.assert_close(*found, atol=1e-10, rtol=0)
+
+
+def test_the_history_of_an_older_state_is_found_in_its_later_group():
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(model), "auto")
+    train(model, optimizer, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    first, second = saved["param_groups"]
+    for name in ("far", "squares"):
+        first[name], second[name] = second[name], first[name]
+    expected = copy.deepcopy(model), train(model, optimizer, 1)
+    other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(expected[0]), "auto")
+    other.load_state_dict(saved)
+    assert torch.equal(train(expected[0], other, 1), expected[1])

@@ -1,0 +1,228 @@
+"""What a metric keeps between steps: resumed, skipped, shared, in half precision, under clipping."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from proxsvm import ProxOptimizer, checkpoint
+from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.solvers import CorrectiveFW, MultiStepFW, SingleStepFW
+from tests.cases import mlp
+from tests.metrics.test_metrics import KINDS, train, two_groups
+from tests.optimizer.test_optimizer import batches
+
+
+@pytest.mark.parametrize("lr", [0.01, "auto"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("way", ["state_dict", "deepcopy", "file"])
+def test_training_continues_bit_for_bit(lr, kind, way):
+    def fresh():
+        torch.manual_seed(0)
+        model = mlp()
+        options = {"momentum": 0.9, "weight_decay": 0.01, "metric": Diagonal(), "average": 0.9, **kind}
+        return model, ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr, **options)
+
+    model, optimizer = fresh()
+    train(model, optimizer)
+    straight = train(model, optimizer)
+    model, optimizer = fresh()
+    train(model, optimizer)
+    if way == "deepcopy":
+        model, optimizer = copy.deepcopy((model, optimizer))
+    else:
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        if way == "file":
+            file = io.BytesIO()
+            torch.save(saved, file)
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+        saved = copy.deepcopy(saved)
+        model, optimizer = fresh()
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    assert torch.equal(train(model, optimizer), straight)
+
+
+KILLED = """
+import sys, torch
+from proxsvm import ProxOptimizer, checkpoint
+from tests.metrics.test_state import continued
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+for t, model, optimizer in continued(10**6, sys.argv[2]):
+    checkpoint.save(sys.argv[1], model=model, optimizer=optimizer, t=t)
+    print("saved", flush=True)
+"""
+
+
+def continued(end, lr, model=None, optimizer=None, start=0):
+    """Train from one step to another, in the diagonal metric with everything that it keeps."""
+    if model is None:
+        torch.manual_seed(0)
+        model = mlp()
+    if optimizer is None:
+        options = {"momentum": 0.9, "weight_decay": 0.01, "metric": Diagonal(), "average": 0.9}
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr, **options)
+    data = batches(7, n=12)
+    for t in range(start + 1, end + 1):
+        x, y = data[t % 7]
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+        yield t, model, optimizer
+
+
+@pytest.mark.parametrize("lr", [0.01, "auto"])
+def test_killed_training_resumes_bit_for_bit(lr, tmp_path):
+    path = tmp_path / "last.pt"
+    script = KILLED.replace("sys.argv[2]", repr(lr))
+    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "saved\n"
+        time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    torch.manual_seed(1)
+    _, model, optimizer = next(continued(1, lr, mlp()))
+    t = checkpoint.load(path, model=model, optimizer=optimizer)["t"]
+    *_, (_, model, optimizer) = continued(t + 5, lr, model, optimizer, t)
+    *_, (_, expected, undisturbed) = continued(t + 5, lr)
+    state, right = optimizer.state_dict(), undisturbed.state_dict()
+    torch.testing.assert_close((model.state_dict(), state), (expected.state_dict(), right), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lr", [0.01, "auto"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+def test_a_skipped_step_changes_no_bit(lr, kind):
+    model = mlp()
+    options = {"momentum": 0.9, "weight_decay": 0.01, "metric": Diagonal(), "average": 0.9, **kind}
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr, **options)
+    train(model, optimizer)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    (x, y), *_ = batches(1)
+    optimizer.zero_grad()
+    optimizer.loss(model(x), y).backward()
+    model[0].weight.grad[0, 0] = math.nan
+    optimizer.step()
+    after = model.state_dict(), optimizer.state_dict()
+    flat = [torch.utils._pytree.tree_leaves(tree) for tree in (before, after)]
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*flat, strict=True))
+    assert int(optimizer.skipped) == 1
+
+
+def test_half_precision_parameters_keep_their_moments_in_float32():
+    model = mlp().bfloat16()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, metric=Diagonal(), average=0.9)
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        optimizer.loss(model(x.bfloat16()), y).backward()
+        optimizer.step()
+    state = optimizer.state[model[0].weight]
+    assert state["v"].dtype == state["average"].dtype == torch.float32
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    state = optimizer.state[model[0].weight]
+    assert state["v"].dtype == state["average"].dtype == torch.float32
+    assert torch.equal(state["v"], saved["state"][0]["v"])
+
+
+def test_a_parameter_that_joins_late_has_a_count_of_its_own():
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, metric=Diagonal())
+    train(model, optimizer, 5)
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    train(model, optimizer, 1)
+    assert float(optimizer.state[model[0].weight]["t"]) == 1
+    assert float(optimizer.state[model[2].weight]["t"]) == 6
+    moved = (model[0].weight.detach() - before).abs()
+    assert float(moved.max()) <= 0.01 * 1.001  # at its first step M = |g|: no coordinate moves by more than η
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_parameter_that_has_no_gradient_for_some_steps_keeps_its_count(kind):
+    p, q, a, b = (nn.Parameter(torch.ones(3, dtype=torch.double)) for _ in range(4))
+    plain = nn.Parameter(torch.ones(3, dtype=torch.double))
+    groups = [{"params": [plain], "metric": Euclidean()}, {"params": [p, q]}]
+    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), groups, 1e-3, metric=Diagonal(0.9), **kind)
+    adam = torch.optim.Adam([a, b], 1e-3, betas=(0.0, 0.9))
+    x = torch.arange(1.0, 4.0, dtype=torch.double)
+    for step in range(8):
+        both = step in (0, 4, 6, 7)
+        optimizer.zero_grad(), adam.zero_grad()
+        optimizer.loss(((p + q + plain if both else p + plain) @ x)[None], -100 * x[:1]).backward()
+        ((a + b if both else a) @ x).backward()
+        optimizer.step(), adam.step()
+        assert optimizer.last.gamma == 1
+    assert [float(optimizer.state[w]["t"]) for w in (p, q)] == [8, 4]
+    torch.testing.assert_close([p, q], [a, b], atol=1e-12, rtol=0)
+
+
+def test_a_count_that_was_loaded_is_not_shared_with_another_group():
+    model, twin = mlp(), mlp()
+    options = {"lr": 0.01, "metric": Diagonal(), "average": 0.9}
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(model), **options)
+    train(model, optimizer, 2)
+    twin.load_state_dict(model.state_dict())
+    other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(twin), **options)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, m in ((optimizer, model), (other, twin)):
+        each.param_groups[1]["lr"] = 0.0
+        train(m, each, 5)
+        each.param_groups[1]["lr"] = 0.01
+    assert torch.equal(train(model, optimizer, 2), train(twin, other, 2))
+    assert float(other.state[twin[2].weight]["t"]) == 4
+
+
+@pytest.mark.parametrize("solver", [MultiStepFW(3), CorrectiveFW(3)])
+def test_solvers_of_several_steps_learn_the_same_moments(solver):
+    model, twin = mlp(), mlp()
+    twin.load_state_dict(model.state_dict())
+    optimizers = [
+        ProxOptimizer(MultiClassHinge(), s, m.parameters(), 0.01, metric=Diagonal())
+        for s, m in ((solver, model), (SingleStepFW(), twin))
+    ]
+    (x, y), *_ = batches(1, n=12)
+    for optimizer, m in zip(optimizers, (model, twin), strict=True):
+        optimizer.step(lambda o=optimizer, m=m: o.loss(m(x), y))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(optimizers[0].state[p]["v"], optimizers[1].state[q]["v"], atol=1e-14, rtol=0)
+        assert float(optimizers[0].state[p]["t"]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_closure_is_clipped_as_a_backward_pass_is(kind):
+    (model, twin), options = (mlp(), mlp()), {"lr": 0.2, "metric": Diagonal(), "max_grad_norm": 0.3, **kind}
+    twin.load_state_dict(model.state_dict())
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), **options)
+    train(model, optimizer)
+    other = ProxOptimizer(MultiClassHinge(), SingleStepFW(), twin.parameters(), **options)
+    for x, y in batches(10, n=12):
+        other.step(lambda x=x, y=y: other.loss(twin(x), y))
+    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), rtol=0, atol=1e-12)
+    assert other.last.gamma == pytest.approx(float(optimizer.last.gamma), abs=1e-12)
+
+
+def test_clipped_gradients_make_the_moments():
+    found = []
+    for bound, scale in ((0.5, 1.0), (None, 0.5)):
+        w = nn.Parameter(torch.tensor([3.0, 4.0]))
+        optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], 0.1, metric=Diagonal(), max_grad_norm=bound)
+        w.grad = torch.tensor([0.6, 0.8]) * scale
+        optimizer.step(loss=1.0)
+        found.append(optimizer.state[w]["v"])
+    torch.testing.assert_close(*found, atol=1e-15, rtol=0)
