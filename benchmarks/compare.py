@@ -69,11 +69,12 @@ def main() -> None:
     parser.add_argument("--against", default="HEAD~1", metavar="COMMIT")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each benchmark")
+    parser.add_argument("--threads", default="1", help="torch's threads, as in python -m benchmarks")
     parser.add_argument("--out", type=Path, default=Path("out/compare"))
     parser.add_argument("--folders", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="existing results")
     args = parser.parse_args()
     if args.folders is None:
-        options = ["--quick"] if args.quick else []
+        options = ["--threads", args.threads, *(["--quick"] if args.quick else [])]
         run_in_turn(args.against, args.names or list(QUICK), args.rounds, args.out, options)
         args.folders = args.out / "before", args.out / "after"
     for folder in args.folders:
