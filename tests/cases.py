@@ -38,7 +38,7 @@ from proxsvm.losses import (
     TreeHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.metrics import Diagonal, Euclidean, Metric
+from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
@@ -81,17 +81,17 @@ class BinaryHinge(PiecewiseLinearLoss):
         return Atom(-target.to(scores) * active, active.sum(1))
 
 
-class Coupled(Metric):
+class Coupled(FixedMetric):
     """A user's metric, not diagonal: M = 1 + 3A with A the mean over a parameter; M⁻¹ = 1 − ¾A, M^(−½) = 1 − ½A."""
 
-    def solve(self, cell: Any, x: Any) -> list[Tensor]:
+    def solve(self, x: Any) -> list[Tensor]:
         return [y - 0.75 * y.mean() for y in x]
 
-    def times(self, cell: Any, x: Any) -> list[Tensor]:
-        return [y.detach() + 3 * y.detach().mean() for y in x]
+    def times(self, x: Any) -> list[Tensor]:
+        return [y + 3 * y.mean() for y in x]
 
-    def root(self, cell: Any, rows: Tensor) -> Tensor:
-        pieces = torch.split(rows, [w.numel() for w in cell.w], 1)
+    def root(self, rows: Tensor, shapes: Any) -> Tensor:
+        pieces = torch.split(rows, [shape.numel() for shape in shapes], 1)
         return torch.cat([piece - 0.5 * piece.mean(1, keepdim=True) for piece in pieces], 1)
 
 

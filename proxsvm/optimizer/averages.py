@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxsvm._kernels.passes import compare
-from proxsvm._kernels.scalars import average_rate, count_step
-from proxsvm._kernels.tensors import accumulator
+from proxsvm._kernels.tensors import accumulator, compare
 from proxsvm.optimizer.base import GroupedOptimizer
 from proxsvm.optimizer.groups import STATISTICS
 from proxsvm.optimizer.messages import AVERAGED
@@ -207,7 +205,7 @@ class AveragingOptimizer(GroupedOptimizer):
         own = self.state[p]
         if COUNT not in own:
             own[COUNT] = torch.zeros((), dtype=accumulator(p.dtype), device=p.device)
-        t, rate = own[COUNT], average_rate(longest, own[COUNT])
+        t, rate = own[COUNT], (9 / (10 + own[COUNT])).clamp(min=1 - longest)
         for buffer, (x, _, key, _) in zip(self._tracked or (), self._buffer_pairs(own), strict=True):
             if key not in own:
                 own[key] = buffer.first.to(x.device, accumulator(x.dtype), copy=True)
@@ -216,7 +214,7 @@ class AveragingOptimizer(GroupedOptimizer):
                 compare("average", [x], [mean])
                 step = (mean - x) * (rate if isinstance(rate, float) else rate.to(x.device))
                 mean.sub_(step if still is False else step.masked_fill_(still.to(x.device), 0))
-        count_step(t, still)
+        torch._foreach_add_([t], [still.logical_not().to(t)])
 
     def _forget_buffers(self) -> None:
         """Steps were taken without them: the averages of buffers are out of date."""

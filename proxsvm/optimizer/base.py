@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import accumulator
-from proxsvm.metrics._groups import check_metric
+from proxsvm.geometry import check_metric
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.groups import check_group, check_state, checked
-from proxsvm.optimizer.loss_scale import Scalable
-from proxsvm.optimizer.memory import keep_history, keep_precision
 from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
+from proxsvm.optimizer.state import keep_precision, shared_scalars, upgraded
 
 
-class GroupedOptimizer(Scalable):
+class GroupedOptimizer(torch.optim.Optimizer):
     """An optimizer whose groups are checked, and each have a metric besides their options."""
 
+    _step_supports_amp_scaling = True  # a GradScaler leaves the scale to step()
     process_group: ProcessGroup
+    memory: float
     _replicas_checked = False
 
     def __init__(self, params: Iterable[Any], metric: Metric | None, defaults: dict[str, Any]) -> None:
@@ -37,26 +37,6 @@ class GroupedOptimizer(Scalable):
             for g, metric in zip(self.param_groups, self._metrics, strict=True)
         ]
 
-    def _groups_with_gradients(self) -> tuple[list[dict[str, Any]], list[Tensor], list[Tensor]]:
-        """The same for the parameters that have a gradient; also these parameters, and their gradients."""
-        groups: list[dict[str, Any]] = []
-        owners: list[Tensor] = []
-        grads: list[Tensor] = []
-        for g, metric in zip(self.param_groups, self._metrics, strict=True):
-            params = g["params"]
-            found = [x for x in [p.grad for p in params] if x is not None]
-            if len(found) < len(params):
-                params = [p for p in params if p.grad is not None]
-            groups.append({**checked(g), "params": params, "metric": metric})
-            owners += params
-            grads += found
-        if not grads and any(p.is_meta for p in self._params()):
-            raise RuntimeError(
-                "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
-                "them. Create the optimizer after that, from the model's new parameters"
-            )
-        return groups, owners, grads
-
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)
         if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
@@ -72,24 +52,22 @@ class GroupedOptimizer(Scalable):
         super().add_param_group(group)
         self._metrics.append(metric)
         self._replicas_checked = False
-        if group.get("auto") and group["params"]:
-            like = group["params"][0]
-            far = torch.full((), -1.0, dtype=accumulator(like.dtype), device=like.device)
-            group["far"], group["squares"] = far, torch.zeros_like(far)
+        shared_scalars(self.param_groups)
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
-        check_state(state_dict, self.param_groups, self._metrics)
+        check_state(upgraded(state_dict), self.param_groups, self._metrics)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; it is checked before anything changes.
+        """Load a state, one of version 0.2 included; it is checked before anything changes.
 
         The state of ``Euclidean()`` without momentum or averages holds no tensors, and does not tell its metric: an
         optimizer with another metric takes over its options, including ``lr``, and starts with fresh moments.
         """
+        state_dict = upgraded(state_dict)
         self.check_state_dict(state_dict)
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group.setdefault("average", None)  # saved before there were averages
         keep_precision(state_dict, self.param_groups, self.state)
-        keep_history(self.param_groups)
+        shared_scalars(self.param_groups)

@@ -8,13 +8,13 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import on_host, to_float
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.ranks import local
+from proxsvm.optimizer.state import SHARED, state_dtype
 
 OPTIONS = {"params", "lr", "momentum", "weight_decay"}
 KEPT = {  # in every metric
+    "q": "past",
     "z": "velocity",
     "average": "average",
     "weights": "training weights",
@@ -73,7 +73,7 @@ def checked(group: dict[str, Any]) -> dict[str, Any]:
         return group
     lr, mu, decay, average = group["lr"], group["momentum"], group["weight_decay"], group["average"]
     try:
-        eta = to_float(lr) if not isinstance(lr, Tensor) or on_host(lr) else 0.0
+        eta = float(lr) if not isinstance(lr, Tensor) or type(lr) is Tensor and lr.is_cpu else 0.0
         fine = -ROUNDING <= eta <= LARGEST and 0 <= mu < 1 and 0 <= decay < float("inf")
         fine = fine and (average is None or 0 <= average < 1)
     except (TypeError, ValueError):
@@ -143,30 +143,20 @@ def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
         check_group({**group, "params": []}, {})
     except TypeError as error:
         raise ValueError(f"group {k} of the state_dict: {error}") from error
-    if group.get("auto") and group["params"]:
-        for name in ("far", "squares"):
-            _check_number(f"{name!r} of group {k}, which lr='auto' needs,", group.get(name))
+    for name in SHARED:
+        if name in group:
+            _check_number(f"{name!r} of group {k}", group[name])
 
 
 def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
     """Raise ValueError unless the state of a parameter is one of this optimizer with this metric."""
     theirs = {name for name in set(state) - set(KEPT) if not str(name).startswith(STATISTICS)}
-    stepped = {"z", "average", "start"} & set(state)
+    stepped = {"q", "z", "average", "start"} & set(state)
     if theirs - set(metric.state) or (stepped and metric.state and not theirs):
         raise ValueError(
             f"the state of parameter {place} has {sorted(map(str, state))}; expected {sorted(KEPT)} at most, and "
             f"{list(metric.state)} of {metric}: it is the state of another optimizer, or was saved with another metric"
         )
-
-
-def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the state ``name`` of a parameter: its own, or float32 or better for sums."""
-    return dtype if name in ("z", "weights", "start") else accumulator(dtype)
-
-
-def state_shape(name: str, p: Tensor, metric: Metric) -> tuple[int, ...]:
-    """The shape of the state ``name`` of a parameter: its own, unless the metric defines another."""
-    return metric.shape(name, p) if name in metric.state else tuple(p.shape)
 
 
 def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> None:
@@ -181,7 +171,12 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
         if not x.is_meta and x < 0:
             raise ValueError(f"{what} is {float(x)}; expected 0 or more")
         return
-    shape, dtype = state_shape(name, p, metric), state_dtype(name, p.dtype)
+    shape, dtype = tuple(p.shape), state_dtype(name, p.dtype)
+    if name in metric.state:
+        expected = metric.start(torch.empty(p.shape, dtype=p.dtype, device="meta")).get(name)
+        if expected is None:
+            raise ValueError(f"{what} is {tuple(x.shape)}; {metric} keeps none for a parameter of shape {shape}")
+        shape, dtype = tuple(expected.shape), expected.dtype
     if x.shape != shape or x.dtype != dtype:
         raise ValueError(
             f"{what} is {tuple(x.shape)}, {x.dtype}; expected {shape}, {dtype}: it was saved with another model or in "

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from proxsvm._kernels.scalars import verdict
-from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import Number, to_float, to_tensor
+from proxsvm.geometry import Geometry, Number, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
+from proxsvm.metrics.auto import History
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import AveragingOptimizer
-from proxsvm.optimizer.gradients import gradient_problem
-from proxsvm.optimizer.loss_scale import NO_SCALE, LossScale
-from proxsvm.optimizer.memory import geometry_of
-from proxsvm.optimizer.messages import EDITED, NO_ORIGIN, NO_VALUE, SHARDED
+from proxsvm.optimizer.loss_scale import LossScale, loss_scale
+from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
 from proxsvm.optimizer.options import check_options
-from proxsvm.optimizer.ranks import AveragedProblem, ProcessGroup, any_sharded, local_grad, reached
-from proxsvm.optimizer.record import Gradients, Record
-from proxsvm.optimizer.report import StepReport, report_of
+from proxsvm.optimizer.ranks import (
+    AveragedProblem,
+    ProcessGroup,
+    Ranks,
+    ShardedGeometry,
+    any_sharded,
+    is_split,
+    local,
+    local_grad,
+    reached,
+)
+from proxsvm.optimizer.record import Record
+from proxsvm.optimizer.report import StepReport
+from proxsvm.optimizer.state import Store
 from proxsvm.optimizer.value import LossValue, fault, given_value
+from proxsvm.optimizer.watch import watch
 from proxsvm.point import DualPoint
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
 from proxsvm.solvers.base import DualSolver
 
 
 class _Step(NamedTuple):
     """A step that is ready to be solved.
 
-    ``spends``: the gradients that the step consumes, and with them the record; None where it computed its own.
+    ``spends``: the gradients that the step consumes, and with them the record; empty where it computed its own.
     """
 
-    problem: ProxProblem
+    problem: Problem
     value: Tensor
-    scale: LossScale = NO_SCALE
-    spends: Gradients | None = None
+    scale: LossScale = LossScale()
+    spends: Sequence[Tensor] = ()
 
 
 class ProxOptimizer(AveragingOptimizer):
@@ -107,17 +115,15 @@ class ProxOptimizer(AveragingOptimizer):
         fused: bool | None = None,
         metric: Metric | None = None,
         average: float | None = None,
+        memory: float = 0.0,
     ) -> None:
         check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused)
         super().__init__(
             params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
         )
         self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
-        self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
-        # a list, because a compiled step can write to one, but not to an attribute
-        self._reports: list[StepReport | partial[StepReport] | None] = [None]
-        first = next(iter(self._params()), torch.empty(()))
-        self.skipped = torch.zeros((), dtype=torch.long, device=first.device)
+        self.max_grad_norm, self.process_group, self.fused, self.memory = max_grad_norm, process_group, fused, memory
+        self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self._terms: list[nn.Module] = []
         self._prepare()
 
@@ -125,13 +131,13 @@ class ProxOptimizer(AveragingOptimizer):
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
         params = self._params()
         first = params[0] if params else torch.empty(())
-        self._kernels = StepKernels(self.fused, first)
+        self._kernels = Kernels(self.fused)
         self._replicas_checked, self._warned = False, set[str]()
         me = weakref.ref(self)  # the record must not keep its optimizer alive
         like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
         self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
         for module in (self.loss, *self._terms):
-            self._record.watch(module)
+            watch(module, self._record)
 
     def watch(self, term: nn.Module) -> nn.Module:
         """Register a further convex term of the loss, whose values then count, and return it.
@@ -153,29 +159,46 @@ class ProxOptimizer(AveragingOptimizer):
         """
         if not isinstance(term, nn.Module):
             raise TypeError(f"watch() got a {type(term).__name__}; expected an nn.Module that returns the term's value")
-        self._terms.append(term)
-        self._record.watch(term)
+        if not any(term is known for known in self._terms):
+            self._terms.append(term)
+        watch(term, self._record)
         return term
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
-        add = partial(super().add_param_group, param_group)
-        add() if (record := self.__dict__.get("_record")) is None else record.joined(add)  # None in the constructor
 
     # The step.
 
     @property
     def last(self) -> StepReport | None:
         """What the last step did; None before the first."""
-        report = self._reports[0]
-        if isinstance(report, partial):
-            report = self._reports[0] = report()
-        return report
+        return self._reports[0]
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many steps were skipped, because a loss or a gradient was not finite: a 0-dim tensor on the device."""
+        count: Tensor = self.param_groups[0]["skipped"]
+        return count
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
         super().zero_grad(set_to_none)
         self._record.clear()
+
+    def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
+        """``total.backward()`` for whatever is minimised, and a record of its value, which :meth:`step` then uses.
+
+        The plain loop, ``total.backward()``, knows sums of values of the criterion and of watched terms, with any
+        weights. This also covers terms that nobody watches, functions of values (a square root, a log-sum-exp, focal
+        weights) and gradients of gradients (MAML, gradient penalties). Several calls add up, as gradients do. Under a
+        GradScaler: ``optimizer.backward(scaler.scale(total))``.
+
+        >>> from proxsvm.losses import SquaredError
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
+        >>> optimizer.backward((2 * optimizer.loss(w[None], torch.zeros(1, 1))).sqrt() + 4)     # |w| + 4
+        >>> optimizer.step()
+        tensor(7.)
+        """
+        self._record.backward(total, retain_graph)
 
     def problem(self, value: Tensor) -> ProxProblem:
         """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
@@ -184,6 +207,10 @@ class ProxOptimizer(AveragingOptimizer):
         problem averaged over them, and every rank must make this call.
         """
         self._require_training()
+        return self._linearised(value).observe()
+
+    def _linearised(self, value: Tensor) -> ProxProblem:
+        """The same, before the metric has observed its gradient."""
         origin: Origin | None = getattr(value, "origin", None)
         if origin is None:
             raise ValueError(NO_ORIGIN)
@@ -192,10 +219,37 @@ class ProxOptimizer(AveragingOptimizer):
             raise RuntimeError(SHARDED)
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
-        groups = self._groups(lambda p: id(p) in seen)
-        owners = [p for g in groups for p in g["params"]]
-        geometry = geometry_of(groups, owners, self.state, self._kernels, None)
+        geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
         return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+
+    def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
+        """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
+        owners = [p for g in groups for p in g["params"]]
+        store, shared = Store(self.state, groups, owners, self.memory), self.param_groups[0]
+        options: dict[str, Any] = {
+            "history": History(shared["max_distance"], shared["squares"]),
+            "keys": store.keys,
+            "kernels": self._kernels if kernels and self.fused is not False else None,
+        }
+        if not any_sharded(owners):
+            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
+        for metric in (g["metric"] for g in groups if not g["metric"].elementwise and any_sharded(g["params"])):
+            raise RuntimeError(
+                f"{metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, such as "
+                "Diagonal(), or give the sharded parameters a group with another metric"
+            )
+        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
+        if ranks is not None:
+            return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
+        if any(is_split(p) for p in owners):
+            raise RuntimeError(
+                "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+                "over: leave process_group at 'default', or give it the ranks of the device mesh"
+            )
+        return Geometry(*parts, store.kept, **options)
+
+    def _past(self) -> Past | None:
+        return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -220,17 +274,25 @@ class ProxOptimizer(AveragingOptimizer):
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
         self._require_training()
+        with loss_scale(self) as scale:
+            return self._step(closure, loss, scale)
+
+    def _step(
+        self, closure: Callable[[], Tensor | None] | None, loss: Number | None, scale: LossScale
+    ) -> Tensor | None:
+        returned: Tensor | None = None
         if closure is None:
-            step = self._after_backward(loss)
+            step = self._after_backward(loss, scale)
             returned = None if step is None else step.value
         else:
-            mark, age, before = self._record.mark, self._record.generation, self._record.value
+            record = self._record
+            passes, clears, before = record.passes, record.clears, record.sums()[0]
             before = None if before is None else before.clone()  # autograd adds in place
             with torch.enable_grad():
                 returned = closure()
-            if returned is None or self._record.mark != mark:  # it called backward(), or did nothing
-                cleared = self._record.generation != age  # by zero_grad() inside the closure
-                step = self._after_backward(None, self._record.missing(returned, None if cleared else before))
+            if returned is None or record.passes != passes:  # it called backward(), or did nothing
+                undeclared = self._undeclared(returned, before if record.clears == clears else None)
+                step = self._after_backward(None, scale, undeclared)
                 returned = step.value if returned is None and step is not None else returned
             else:
                 step = self._before_backward(returned)
@@ -238,56 +300,87 @@ class ProxOptimizer(AveragingOptimizer):
             point = self.solver.solve(step.problem)
             step.problem.check(point, self.solver)
             self._take(point, step)
-            self._record.spend(step.spends, returned)
+            self._record.spend(step.spends, None if step.spends else returned)
         return returned
+
+    def _undeclared(self, returned: object, before: Tensor | None) -> Tensor | None:
+        """What a closure has returned beyond what was recorded since ``before``."""
+        now = self._record.sums()[0]
+        if now is None or not isinstance(returned, Tensor | float | int):
+            return None
+        recorded = now if before is None else now - before
+        return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
 
     def _before_backward(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
-        self._record.check_value(value)
-        problem = self.problem(value)
+        self._record.require_unused(value)
+        problem = self._linearised(value)
+        mean = problem.mean(value.detach())
         if problem.on_ranks and not self.solver.on_ranks:
             raise RuntimeError(
                 f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
                 "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
             )
-        mean = problem.mean(value.detach())
-        if self.max_grad_norm is not None:  # only with a solver of one direction, see __init__
-            first = problem.first()
-            known = LossValue(mean, to_tensor(problem.floor, mean))
-            problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
-        return _Step(problem, mean)
+        if self.solver.needs_graph:
+            return _Step(problem.observe(), mean)
+        first, space = problem.first(), self._geometry(self._groups_of(problem.params), None, kernels=True)
+        max_norm, past = self.max_grad_norm, self._past()
+        return _Step(GradientProblem(space, first.delta, first.lam, problem.floor, max_norm=max_norm, past=past), mean)
 
-    def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
+    def _groups_of(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+        chosen = {id(p) for p in params}
+        return self._groups(lambda p: id(p) in chosen)
+
+    def _after_backward(
+        self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None
+    ) -> _Step | None:
         """The step for the existing gradients; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups, owners, grads = self._groups_with_gradients()
-        if not grads:
+        groups = self._groups(lambda p: p.grad is not None)
+        owners = [p for g in groups for p in g["params"]]
+        if not owners:
+            self._require_no_meta()
             return None
-        scale, ranks = LossScale.of(self), self._ranks()
-        seen = Gradients.of(grads)
-        known = self._value(loss, grads[0], scale, seen).plus(undeclared)
-        if loss is None and seen is not None:
-            self._record.check(seen, as_left=ranks is None and scale == NO_SCALE)
-            if self._record.edited:
-                self._warn(EDITED)
-        geometry = geometry_of(groups, owners, self.state, self._kernels, ranks)
-        grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
-        problem, value = gradient_problem(
-            grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+        grads = [p.grad for p in owners]
+        ranks, compiling = self._ranks(), torch.compiler.is_compiling()
+        known = self._value(loss, grads[0], scale).plus(undeclared)
+        if loss is None and not compiling:
+            self._record.require_unused()
+            if ranks is None and scale.scale is None and undeclared is None:  # others change the gradients rightly
+                for text in self._record.guard.faults():
+                    self._warn(text)
+        value, floor = known.averaged(ranks)
+        problem = GradientProblem(
+            self._geometry(groups, ranks, kernels=True),
+            [local_grad(p) for p in owners] if any_sharded(owners) else grads,
+            value,
+            floor,
+            scale=scale.scale,
+            max_norm=self.max_grad_norm,
+            past=self._past(),
         )
-        if loss is None and (text := fault(value, problem, self._record, declared=undeclared is not None)):
+        if loss is None and not compiling and (text := fault(value, problem)):
             self._warn(text)
-        return _Step(problem, value, scale, seen)
+        return _Step(problem, value, scale, grads)
 
-    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
+    def _require_no_meta(self) -> None:
+        if any(p.is_meta for p in self._params()):
+            raise RuntimeError(
+                "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
+                "them. Create the optimizer after that, from the model's new parameters"
+            )
+
+    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale) -> LossValue:
         """The value that the gradients belong to: the given one, or the recorded one."""
-        value, floor = self._record.sums(seen)
-        known = None if value is None else LossValue(value, floor).on(grad, scale.of_value)
-        if loss is not None:
+        value, floor = self._record.sums()
+        known = None if value is None else LossValue(value, floor).on(grad, scale.scale)
+        if loss is None:
+            scale.require_known()
+        else:
             given = given_value(loss)
             return LossValue(given).on(grad, None) if known is None else known.replaced(given)
         if known is not None:
@@ -299,31 +392,42 @@ class ProxOptimizer(AveragingOptimizer):
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, stacklevel=5)
+            warn(text)
 
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
-        problem, value, scale, _ = step
-        dual = problem.dual(point) if point.dual is None else point.dual
-        on_device = isinstance(dual, Tensor)
-        overflow: bool | Tensor = False
-        if scale.found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
-            overflow = scale.found_inf.to(value.device) > 0 if on_device else to_float(scale.found_inf) > 0
-        if self.skipped.device != value.device:  # the model has moved
-            self.skipped = self.skipped.to(value.device)
-        raises = self.nonfinite == "raise"
-        skip = verdict(dual, value if on_device else to_float(value), overflow, None if raises else self.skipped)
-        if raises and skip and not overflow:
-            self.forget_scale()
+        problem, value, (_, found_inf), _ = step
+        dual, space, shared = problem.dual(point) if point.dual is None else point.dual, problem.geometry, self.param_groups[0]
+        total = dual + value  # finite only if both are
+        skip = (total - total) != 0
+        if self.nonfinite == "raise" and skip and (found_inf is None or not found_inf):
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' skips such steps"
             )
-        report = partial(report_of, point.gamma, value, dual, point.gap, point.steps)
-        self._reports[0] = report() if on_device else report  # most are never read
-        if raises:
-            self.skipped += skip
-        self._average_buffers(problem.geometry.advance(point, skip))
+        if found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
+            skip = skip | (found_inf.to(skip.device) > 0)
+        factor = problem.factor(point) if isinstance(problem, GradientProblem) else None
+        torch._foreach_add_([shared["skipped"]], [skip.to(shared["skipped"].device)])
+        new: dict[str, Tensor] = {}
+        if any(g.auto for g in space.groups) and space.history is not None:
+            new |= space.history._asdict()
+        if self.memory and isinstance(problem, GradientProblem) and factor is not None:
+            new["h"] = problem.h_after(factor)
+        x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
+        stayed = space.advance(x, c, point.gamma, skip, self.memory)
+        for name, number in new.items():
+            old, number = shared[name], number.to(shared[name])
+            torch._foreach_copy_([old], [torch.where(skip.to(old.device), old, number)])
+        counts = {id(b.kept.steps): (b.kept.steps, stay) for b, stay in zip(space.buckets, stayed, strict=True)}
+        for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
+            if steps is not None:
+                torch._foreach_add_([steps], [stay.logical_not()])
+        self._reports[0] = StepReport(
+            point.gamma.to(value), value, dual.to(value), None if point.gap is None else point.gap.to(value), point.steps
+        )
+        if self._tracked or self._untracked:
+            self._average_buffers(torch.stack([stay.to(skip.device) for stay in stayed]).all())
 
     # Copies.
 
@@ -337,6 +441,6 @@ class ProxOptimizer(AveragingOptimizer):
 
 
 _OWN = (
-    *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
-    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
+    *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "memory"),
+    *("_reports", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
 )

@@ -242,6 +242,7 @@ def test_the_record_goes_with_the_gradients(clear):
         assert optimizer.step() == pytest.approx(float(value.detach()))
 
 
+@pytest.mark.filterwarnings("ignore:the samples of a loss with reduction='none':UserWarning")
 def test_reduction_none_is_recorded_with_the_users_weights():
     model, (x, y) = mlp(), batches(1)[0]
     optimizer = optimizer_for(model, loss=MultiClassHinge(reduction="none"))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxsvm._numbers import Number
 from proxsvm.losses.base import Atom, Scores
-from proxsvm.metrics.base import dots
+from proxsvm.geometry import dots
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
