@@ -12,14 +12,14 @@ from proxsvm._kernels.tensors import accumulator
 from proxsvm.metrics._groups import check_metric
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.groups import check_group, check_state, checked
-from proxsvm.optimizer.loss_scale import Scalable
 from proxsvm.optimizer.memory import keep_history, keep_precision
 from proxsvm.optimizer.ranks import ProcessGroup, Ranks, ranks_of
 
 
-class GroupedOptimizer(Scalable):
+class GroupedOptimizer(torch.optim.Optimizer):
     """An optimizer whose groups are checked, and each have a metric besides their options."""
 
+    _step_supports_amp_scaling = True  # a GradScaler leaves the scale to step()
     process_group: ProcessGroup
     _replicas_checked = False
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,14 +18,15 @@ from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import AveragingOptimizer
 from proxsvm.optimizer.gradients import gradient_problem
-from proxsvm.optimizer.loss_scale import NO_SCALE, LossScale
+from proxsvm.optimizer.loss_scale import LossScale, loss_scale
 from proxsvm.optimizer.memory import geometry_of
-from proxsvm.optimizer.messages import EDITED, NO_ORIGIN, NO_VALUE, SHARDED
+from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
 from proxsvm.optimizer.options import check_options
 from proxsvm.optimizer.ranks import AveragedProblem, ProcessGroup, any_sharded, local_grad, reached
-from proxsvm.optimizer.record import Gradients, Record
+from proxsvm.optimizer.record import Record
 from proxsvm.optimizer.report import StepReport, report_of
 from proxsvm.optimizer.value import LossValue, fault, given_value
+from proxsvm.optimizer.watch import watch
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
@@ -35,13 +35,13 @@ from proxsvm.solvers.base import DualSolver
 class _Step(NamedTuple):
     """A step that is ready to be solved.
 
-    ``spends``: the gradients that the step consumes, and with them the record; None where it computed its own.
+    ``spends``: the gradients that the step consumes, and with them the record; empty where it computed its own.
     """
 
     problem: ProxProblem
     value: Tensor
-    scale: LossScale = NO_SCALE
-    spends: Gradients | None = None
+    scale: LossScale = LossScale()
+    spends: Sequence[Tensor] = ()
 
 
 class ProxOptimizer(AveragingOptimizer):
@@ -131,7 +131,7 @@ class ProxOptimizer(AveragingOptimizer):
         like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
         self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
         for module in (self.loss, *self._terms):
-            self._record.watch(module)
+            watch(module, self._record)
 
     def watch(self, term: nn.Module) -> nn.Module:
         """Register a further convex term of the loss, whose values then count, and return it.
@@ -153,14 +153,10 @@ class ProxOptimizer(AveragingOptimizer):
         """
         if not isinstance(term, nn.Module):
             raise TypeError(f"watch() got a {type(term).__name__}; expected an nn.Module that returns the term's value")
-        self._terms.append(term)
-        self._record.watch(term)
+        if not any(term is known for known in self._terms):
+            self._terms.append(term)
+        watch(term, self._record)
         return term
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
-        add = partial(super().add_param_group, param_group)
-        add() if (record := self.__dict__.get("_record")) is None else record.joined(add)  # None in the constructor
 
     # The step.
 
@@ -176,6 +172,24 @@ class ProxOptimizer(AveragingOptimizer):
         """Clear the gradients, and the record of the value that they belong to."""
         super().zero_grad(set_to_none)
         self._record.clear()
+
+    def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
+        """``total.backward()`` for whatever is minimised, and a record of its value, which :meth:`step` then uses.
+
+        The plain loop, ``total.backward()``, knows sums of values of the criterion and of watched terms, with any
+        weights. This also covers terms that nobody watches, functions of values (a square root, a log-sum-exp, focal
+        weights) and gradients of gradients (MAML, gradient penalties). Several calls add up, as gradients do. Under a
+        GradScaler: ``optimizer.backward(scaler.scale(total))``.
+
+        >>> from proxsvm.losses import SquaredError
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
+        >>> optimizer.backward((2 * optimizer.loss(w[None], torch.zeros(1, 1))).sqrt() + 4)     # |w| + 4
+        >>> optimizer.step()
+        tensor(7.)
+        """
+        self._record.backward(total, retain_graph)
 
     def problem(self, value: Tensor) -> ProxProblem:
         """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
@@ -220,17 +234,25 @@ class ProxOptimizer(AveragingOptimizer):
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
         self._require_training()
+        with loss_scale(self) as scale:
+            return self._step(closure, loss, scale)
+
+    def _step(
+        self, closure: Callable[[], Tensor | None] | None, loss: Number | None, scale: LossScale
+    ) -> Tensor | None:
+        returned: Tensor | None = None
         if closure is None:
-            step = self._after_backward(loss)
+            step = self._after_backward(loss, scale)
             returned = None if step is None else step.value
         else:
-            mark, age, before = self._record.mark, self._record.generation, self._record.value
+            record = self._record
+            passes, clears, before = record.passes, record.clears, record.sums()[0]
             before = None if before is None else before.clone()  # autograd adds in place
             with torch.enable_grad():
                 returned = closure()
-            if returned is None or self._record.mark != mark:  # it called backward(), or did nothing
-                cleared = self._record.generation != age  # by zero_grad() inside the closure
-                step = self._after_backward(None, self._record.missing(returned, None if cleared else before))
+            if returned is None or record.passes != passes:  # it called backward(), or did nothing
+                undeclared = self._undeclared(returned, before if record.clears == clears else None)
+                step = self._after_backward(None, scale, undeclared)
                 returned = step.value if returned is None and step is not None else returned
             else:
                 step = self._before_backward(returned)
@@ -238,12 +260,20 @@ class ProxOptimizer(AveragingOptimizer):
             point = self.solver.solve(step.problem)
             step.problem.check(point, self.solver)
             self._take(point, step)
-            self._record.spend(step.spends, returned)
+            self._record.spend(step.spends, None if step.spends else returned)
         return returned
+
+    def _undeclared(self, returned: object, before: Tensor | None) -> Tensor | None:
+        """What a closure has returned beyond what was recorded since ``before``."""
+        now = self._record.sums()[0]
+        if now is None or not isinstance(returned, Tensor | float | int):
+            return None
+        recorded = now if before is None else now - before
+        return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
 
     def _before_backward(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
-        self._record.check_value(value)
+        self._record.require_unused(value)
         problem = self.problem(value)
         if problem.on_ranks and not self.solver.on_ranks:
             raise RuntimeError(
@@ -257,7 +287,7 @@ class ProxOptimizer(AveragingOptimizer):
             problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
         return _Step(problem, mean)
 
-    def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
+    def _after_backward(self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None) -> _Step | None:
         """The step for the existing gradients; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(
@@ -267,27 +297,30 @@ class ProxOptimizer(AveragingOptimizer):
         groups, owners, grads = self._groups_with_gradients()
         if not grads:
             return None
-        scale, ranks = LossScale.of(self), self._ranks()
-        seen = Gradients.of(grads)
-        known = self._value(loss, grads[0], scale, seen).plus(undeclared)
-        if loss is None and seen is not None:
-            self._record.check(seen, as_left=ranks is None and scale == NO_SCALE)
-            if self._record.edited:
-                self._warn(EDITED)
+        ranks, compiling = self._ranks(), torch.compiler.is_compiling()
+        known = self._value(loss, grads[0], scale).plus(undeclared)
+        if loss is None and not compiling:
+            self._record.require_unused()
+            if ranks is None and scale.scale is None and undeclared is None:  # others change the gradients rightly
+                for text in self._record.guard.faults():
+                    self._warn(text)
+        spends = grads
         geometry = geometry_of(groups, owners, self.state, self._kernels, ranks)
         grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
         problem, value = gradient_problem(
-            grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+            grads, known, geometry, ranks=ranks, scale=scale.scale, max_norm=self.max_grad_norm
         )
-        if loss is None and (text := fault(value, problem, self._record, declared=undeclared is not None)):
-            self._warn(text)
-        return _Step(problem, value, scale, seen)
+        if loss is None and not compiling and (wrong := fault(value, problem)) is not None:
+            self._warn(wrong)
+        return _Step(problem, value, scale, spends)
 
-    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
+    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale) -> LossValue:
         """The value that the gradients belong to: the given one, or the recorded one."""
-        value, floor = self._record.sums(seen)
-        known = None if value is None else LossValue(value, floor).on(grad, scale.of_value)
-        if loss is not None:
+        value, floor = self._record.sums()
+        known = None if value is None else LossValue(value, floor).on(grad, scale.scale)
+        if loss is None:
+            scale.require_known()
+        else:
             given = given_value(loss)
             return LossValue(given).on(grad, None) if known is None else known.replaced(given)
         if known is not None:
@@ -299,7 +332,7 @@ class ProxOptimizer(AveragingOptimizer):
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, stacklevel=5)
+            warn(text)
 
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
@@ -314,7 +347,6 @@ class ProxOptimizer(AveragingOptimizer):
         raises = self.nonfinite == "raise"
         skip = verdict(dual, value if on_device else to_float(value), overflow, None if raises else self.skipped)
         if raises and skip and not overflow:
-            self.forget_scale()
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' skips such steps"

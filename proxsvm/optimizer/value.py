@@ -10,9 +10,8 @@ from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, on_host, to_float
-from proxsvm.optimizer.messages import MISSING, NEGATIVE
+from proxsvm.optimizer.messages import NEGATIVE, ZERO
 from proxsvm.optimizer.ranks import Ranks
-from proxsvm.optimizer.record import Record
 from proxsvm.problem import ProxProblem
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
@@ -72,19 +71,11 @@ def given_value(loss: Number) -> Tensor:
     return given.reshape(()) if given.dim() else given
 
 
-def fault(value: Tensor, problem: ProxProblem, record: Record, declared: bool) -> str | None:
-    """The warning about the value that was recorded for a gradient; None where nothing is wrong.
-
-    A gradient with the value 0 has lost a term, or is that of a tie or of a value that was rounded to 0: the record is
-    told to find out. ``declared``: whether a closure has returned the whole value.
-    """
-    if record.partial and not declared:
-        return MISSING
-    below = on_host(value) and to_float(value) <= 0 and _has_length(problem)  # an accelerator would synchronise
-    record.doubt(below)
-    return NEGATIVE if below and to_float(value) < -ROUNDING else None
-
-
-def _has_length(problem: ProxProblem) -> bool:
+def fault(value: Tensor, problem: ProxProblem) -> str | None:
+    """The warning about a recorded value that is not positive, though it has a gradient; None on an accelerator."""
+    if not on_host(value) or to_float(value) > 0:  # an accelerator would synchronise
+        return None
     products = problem.first().products
-    return products is not None and to_float(products.delta_delta) > 0
+    if products is None or not to_float(products.delta_delta) > ROUNDING:
+        return None  # the value may have been rounded to 0
+    return NEGATIVE if to_float(value) < -ROUNDING else ZERO
