@@ -16,7 +16,8 @@ from proxsvm._kernels.tensors import accumulator
 from proxsvm._numbers import Number, to_float, to_tensor
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.base import Metric
-from proxsvm.optimizer.averages import AveragingOptimizer
+from proxsvm.optimizer.averages import Averages
+from proxsvm.optimizer.base import GroupedOptimizer
 from proxsvm.optimizer.gradients import gradient_problem
 from proxsvm.optimizer.loss_scale import LossScale, loss_scale
 from proxsvm.optimizer.memory import geometry_of
@@ -44,7 +45,7 @@ class _Step(NamedTuple):
     spends: Sequence[Tensor] = ()
 
 
-class ProxOptimizer(AveragingOptimizer):
+class ProxOptimizer(GroupedOptimizer):
     """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
 
     One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
@@ -109,6 +110,7 @@ class ProxOptimizer(AveragingOptimizer):
         average: float | None = None,
     ) -> None:
         check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused)
+        self._averages = Averages(self)
         super().__init__(
             params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
         )
@@ -123,6 +125,7 @@ class ProxOptimizer(AveragingOptimizer):
 
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
+        self._averages.bind(self)
         params = self._params()
         first = params[0] if params else torch.empty(())
         self._kernels = StepKernels(self.fused, first)
@@ -197,7 +200,7 @@ class ProxOptimizer(AveragingOptimizer):
         ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
         problem averaged over them, and every rank must make this call.
         """
-        self._require_training()
+        self._averages.require_training()
         origin: Origin | None = getattr(value, "origin", None)
         if origin is None:
             raise ValueError(NO_ORIGIN)
@@ -233,7 +236,7 @@ class ProxOptimizer(AveragingOptimizer):
             )
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
-        self._require_training()
+        self._averages.require_training()
         with loss_scale(self) as scale:
             return self._step(closure, loss, scale)
 
@@ -355,7 +358,61 @@ class ProxOptimizer(AveragingOptimizer):
         self._reports[0] = report() if on_device else report  # most are never read
         if raises:
             self.skipped += skip
-        self._average_buffers(problem.geometry.advance(point, skip))
+        self._averages.update(torch.as_tensor(problem.geometry.advance(point, skip)))
+
+    # Averages.
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the averaged weights are in place, as after ``eval()``."""
+        return self._averages.in_place
+
+    def eval(self) -> None:
+        """Replace the weights with their averages; no step can be taken until ``train()``.
+
+        Nothing is lost and nothing synchronises; after an exception inside, a further ``eval()`` or ``train()``
+        completes the switch. Parameters without an average do not change. For parameters in half precision, both
+        versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward pass it may hold
+        gathered copies of its shards, which have to be dropped.
+
+        >>> from proxsvm.losses import L1Regression
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr=0.5, average=0.5)
+        >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
+        >>> optimizer.eval(); averaged = w.item(); optimizer.train()
+        >>> f"{averaged:.2f}, {w.item():.2f}"
+        '0.55, 0.50'
+        """
+        self._averages.switch_to(True)
+
+    def train(self) -> None:
+        """Put the training weights back, bit for bit."""
+        self._averages.switch_to(False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
+        super().add_param_group(param_group)
+        self._averages.joined()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, to be saved with the model's own: together they resume bit for bit, in either mode.
+
+        ``"averaged"`` in each group tells whether the model's ``state_dict()`` at the same moment has the averages, as
+        after ``eval()``, and always if the model follows its optimizer. Then this one also holds the training weights.
+        """
+        return self._averages.complete(super().state_dict())
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes."""
+        super().check_state_dict(state_dict)
+        self._averages.check(state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, and with it the mode that it was saved in; it is checked before anything changes."""
+        averaged = self.averaged
+        super().load_state_dict(state_dict)
+        self._averages.loaded(averaged)
 
     # Copies.
 
@@ -370,5 +427,5 @@ class ProxOptimizer(AveragingOptimizer):
 
 _OWN = (
     *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
-    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
+    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_averages"),
 )

@@ -443,7 +443,7 @@ def test_a_model_converted_in_between_is_refused_before_anything_changes():
     optimizer.train()
     go_on(model, optimizer, 5, 6)
     model.float()
-    with pytest.raises(RuntimeError, match=r"is torch\.float32 now"):
+    with pytest.raises(RuntimeError, match=r"now: .*torch\.float32"):
         optimizer.eval()
     assert not optimizer.averaged
 
@@ -452,7 +452,7 @@ def test_parameters_that_were_replaced_are_refused():
     model, optimizer = trained()
     before = model[2].bias.detach().clone()
     model[0].weight.data = torch.zeros(9, 5)
-    with pytest.raises(RuntimeError, match="the average of parameter 0 has shape"):
+    with pytest.raises(RuntimeError, match="the average of a tensor: "):
         optimizer.eval()
     assert torch.equal(before, model[2].bias)
 

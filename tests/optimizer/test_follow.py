@@ -616,14 +616,14 @@ def test_a_converted_model_is_refused_before_its_mode_changes():
     model.double()
     model.train()
     model.half()
-    with pytest.raises(RuntimeError, match=r"is torch\.float16 now"):
+    with pytest.raises(RuntimeError, match=r"now: .*torch\.float16"):
         model.eval()
     assert model.training
 
 
 def test_parameters_that_were_assigned_are_refused():
     model, _ = following()
-    with pytest.raises(RuntimeError, match=r"assign=True\) gave the model new parameters"):
+    with pytest.raises(RuntimeError, match=r"assign=True\) gives the model new parameters"):
         model.load_state_dict(model.state_dict(), assign=True)
 
 
