@@ -170,7 +170,7 @@ def test_a_part_that_does_not_fit_leaves_everything_unchanged(tmp_path):
     checkpoint.save(tmp_path / "last.pt", model=nn.Linear(2, 1), scaler={"scale": 2.0}, schedule=3)
     before = model.weight.clone(), schedule.state_dict().copy(), scaler.state_dict()
     for parts in ({"schedule": schedule}, {"scaler": scaler}, {"schedule": schedule, "scaler": scaler}):
-        with pytest.raises(ValueError, match="the checkpoint's 'sc.*' does not fit"):
+        with pytest.raises(ValueError, match=r"the checkpoint's 'sc.*' does not fit"):
             checkpoint.load(tmp_path / "last.pt", model=model, **parts)
     assert torch.equal(model.weight, before[0])
     assert (schedule.state_dict(), scaler.state_dict()) == before[1:]

@@ -66,7 +66,8 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         inner.unfollow()
     if not isinstance(inner, Followed):
         plain = type(inner)
-        names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+        shown = ("__module__", "__qualname__", "__doc__", "__annotations__")
+        names = {name: getattr(plain, name) for name in shown if hasattr(plain, name)}
         inner.__class__ = type(plain.__name__, (Followed, plain), {**names, "plain": plain})
     inner.followed = prox
     averages.lead(inner, list(_buffers(inner)))
@@ -109,8 +110,8 @@ class Followed(nn.Module):
     (An attribute or hooks of the model would be copied, saved and exported with it.)
     """
 
-    followed: Any  # the ProxOptimizer
-    plain: type[nn.Module]
+    followed = cast(Any, None)  # the ProxOptimizer. Not annotated: torch.jit.script reads the annotations of classes
+    plain = nn.Module
 
     def unfollow(self) -> None:
         """Be an ordinary model again."""
