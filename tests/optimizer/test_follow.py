@@ -16,10 +16,9 @@ from torch import nn
 from proxsvm import ProxOptimizer, checkpoint, follow, unfollow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.solvers import SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_averages import BETA, STEPS, go_on, make, reference, run_and_kill
-from tests.optimizer.test_no_host_sync import NoHostSync
 from tests.optimizer.test_optimizer import batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
@@ -120,21 +119,6 @@ def test_the_overflow_of_a_grad_scaler_changes_no_average():
     assert equal(averages[:8], before[1][:8])  # all but the number of batches that were seen
     assert equal(weights[:6], before[0][:6])
     assert not equal(weights[6:8], before[0][6:8])  # the forward pass has moved the statistics, as torch does
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_lower_precision(dtype):
-    model, optimizer = following(dtype=dtype)
-    weights = values(model)
-    means = [optimizer.state[p]["average"] for p in model.parameters()]
-    assert all(mean.dtype == torch.float32 for mean in means)
-    expected = [mean.to(dtype, copy=True) for mean in means]
-    with NoHostSync():
-        model.eval()
-    assert equal(expected, [p.detach() for p in model.parameters()])
-    with NoHostSync():
-        model.train()
-    assert equal(values(model), weights)
 
 
 # Which calls switch.
@@ -554,13 +538,6 @@ def test_an_average_that_is_switched_off_while_it_is_in_place_gives_the_weights_
     model.eval()
     optimizer.param_groups[0]["average"] = None
     assert equal(values(model.train()), weights)
-
-
-def test_several_steps_and_closures():
-    model, optimizer = following(0, solver=MultiStepFW(3))
-    for x, y in batches(4, n=12):
-        optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert not equal(*both(model))
 
 
 # Misuse.
