@@ -18,27 +18,19 @@ STATISTICS = ("running_mean", "running_var")
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
-    Running means and variances are averaged with the weights' β (of the first averaged group) after each step that was
-    not skipped, and are kept in the optimizer's state. What is evaluated, saved or exported is then the average:
+    What is evaluated, saved or exported is then the average (``docs/averages.md`` has the whole list):
 
-    - ``model.eval()``, ``model.train(False)``, ``optimizer.eval()`` and the ``eval()`` of anything that contains the
-      model (DDP, a compiled module, a LightningModule) put the averages in place; ``train()`` puts the training weights
-      back, bit for bit. Only the whole model switches: ``model.backbone.eval()`` sets the mode of these layers and
-      changes no weight. A call of the model with ``model.training`` set, which trainers may do without ``train()``,
-      puts the training weights back, too. To train with all layers in evaluation mode: ``model.eval();
-      optimizer.train()``.
-    - ``model.state_dict()`` has copies of the averages in both modes, so that no trainer can save anything else, and
-      ``optimizer.state_dict()`` the training weights; together they resume bit for bit, in any order of loading. (The
-      ``state_dict()`` of a part of the model, and ``state_dict(keep_vars=True)``, contain what is in place.)
-    - ``model.load_state_dict()`` alone sets averages and training weights: the best weights, loaded again after
-      training, are those that ``eval()`` uses. (While averages are in place, or after ``optimizer.load_state_dict()``,
-      loading these same averages does not change the training weights.)
-    - ``copy.deepcopy(model)`` and ``torch.save(model)`` give a plain model with the weights that are in place, which
-      follows no optimizer. Call ``model.eval()`` first, as for every export (``torch.export``, ``torch.jit``, ONNX).
+    - ``eval()`` of the model, of the optimizer, or of anything that contains the model puts the averages in place, and
+      ``train()`` the training weights, bit for bit; so does a call with ``model.training`` set. Only the whole model
+      switches, not ``model.backbone.eval()``.
+    - ``model.state_dict()`` has copies of the averages in both modes, ``optimizer.state_dict()`` the training weights;
+      together they resume bit for bit. ``model.load_state_dict()`` alone sets both versions.
+    - Copies, pickles and exports are of a plain model with what is in place: call ``model.eval()`` first.
 
-    The model keeps the optimizer alive. Call ``follow`` again after adding layers, or with a new optimizer of the same
-    parameters; :func:`unfollow` ends it. ``type(model)`` becomes a subclass of the same name meanwhile. To re-estimate
-    the statistics with the averaged weights: :func:`~proxsvm.refresh_batch_norm`.
+    Running means and variances are averaged with the β of the first averaged group; to re-estimate them instead:
+    :func:`~proxsvm.refresh_batch_norm`. The model keeps the optimizer alive, and is of a subclass of the same name
+    meanwhile. Call ``follow`` again after adding layers, or with a new optimizer of the same parameters;
+    :func:`unfollow` ends it.
 
     Args:
         model: contains all parameters of the optimizer; may be wrapped by DDP or ``torch.compile``.

@@ -188,7 +188,7 @@ class ProxOptimizer(GroupedOptimizer):
         >>> from proxsvm.solvers import SingleStepFW
         >>> w = torch.nn.Parameter(torch.tensor([3.0]))
         >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
-        >>> optimizer.backward((2 * optimizer.loss(w[None], torch.zeros(1, 1))).sqrt() + 4)     # |w| + 4
+        >>> optimizer.backward(optimizer.loss(w[None], torch.zeros(1, 1)).sqrt() + 4)     # |w| + 4
         >>> optimizer.step()
         tensor(7.)
         """

@@ -135,7 +135,7 @@ def train_scaled(way, accumulate=1, poison=(), **options):
 def test_loss_scaling_changes_nothing(way, accumulate, options):
     weights, gammas, skipped, scale = train_scaled(way, accumulate, **options)
     plain, expected, _, _ = train_scaled("plain", accumulate, **options)
-    assert gammas == pytest.approx(expected, rel=1e-4)
+    assert gammas == pytest.approx(expected, rel=1e-3)
     assert min(gammas) < 1
     torch.testing.assert_close(weights, plain, atol=1e-5, rtol=0)
     assert skipped == 0

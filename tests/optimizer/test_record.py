@@ -9,6 +9,8 @@ import torch
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss
+from proxsvm.optimizer.record import Record
+from proxsvm.optimizer.watch import watch
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K, mlp
 from tests.optimizer.test_optimizer import batches, optimizer_for
@@ -530,6 +532,21 @@ def test_a_compiled_criterion_of_two_optimizers_records_each_value_once():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="criterion_of_several_optimizers"):
         whole(models[0], x, y)
     torch._dynamo.reset()
+
+
+def test_sharded_models_that_share_a_criterion_are_told():
+    """Under FSDP2 the graph does not contain the parameters: which value is whose is unknown."""
+    w, module = torch.ones(2, requires_grad=True), torch.nn.Identity()
+    records = [Record(lambda: [w], torch.zeros(()), hidden=True) for _ in range(2)]
+    watch(module, records[0])
+    module(w.sum()).backward()
+    assert records[0].sums()[0] == 2
+    watch(module, records[1])
+    with pytest.raises(RuntimeError, match="give every optimizer a criterion of its own"):
+        module(w.sum())
+    del records[1]
+    module(w.sum()).backward()
+    assert records[0].sums()[0] == 4
 
 
 # Loss scales.
