@@ -116,6 +116,14 @@ class Problem(ABC):
         q = self.geometry.r_plus(point.delta)
         return point.lam - self.geometry.inner(q, q) / 2
 
+    def factor(self, point: DualPoint) -> Tensor | None:
+        """c of a point whose delta is c times that of a :class:`GradientProblem`'s first vertex; None for any other."""
+        return None
+
+    def past_after(self, point: DualPoint) -> Tensor | None:
+        """h after a step to ``point``; None without memory."""
+        return None
+
     # Where the samples are spread over ranks, a subclass overrides these.
 
     on_ranks = False
@@ -138,6 +146,10 @@ class Past(NamedTuple):
 
     mu: float
     h: Tensor
+
+    def after(self, value: Tensor, q_d: Tensor, g_d: Tensor) -> Tensor:
+        """h after a step d, from the value of the batch, ⟨q, d⟩ and ⟨g, d⟩."""
+        return self.mu * (self.h + q_d) + (1 - self.mu) * (value + g_d)
 
 
 class GradientProblem(Problem):
@@ -222,13 +234,16 @@ class GradientProblem(Problem):
         found = delta.multiple_of(self._first.delta) if isinstance(delta, Combination) else None
         return None if found is None else torch.as_tensor(found)
 
-    def h_after(self, factor: Tensor) -> Tensor:
-        """h after the step d = −H⁻¹ (r + factor · delta_s)."""
-        assert self._past is not None
-        (mu, h), found = self._past, self.products
-        q_d, x_d = -(found.q_r + factor * found.q_x), -(found.r_x + factor * found.x_x)
+    def past_after(self, point: DualPoint) -> Tensor | None:
+        """h after the step d = −H⁻¹ (r + c · delta_s)."""
+        if self._past is None:
+            return None
+        c, mu, found = self.factor(point), self._past.mu, self.products
+        if c is None:
+            raise TypeError("with memory, a solver that needs no graph must return a multiple of problem.first()")
+        q_d, x_d = -(found.q_r + c * found.q_x), -(found.r_x + c * found.x_x)
         g_d = (x_d - mu**2 * q_d) / (1 - mu**2)
-        return mu * (h + q_d) + (1 - mu) * (self._plane + g_d)
+        return self._past.after(self._plane, q_d, g_d)
 
 
 class ProxProblem(Problem):

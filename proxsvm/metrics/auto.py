@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FIRST_DISTANCE = 1e-3  # the first r̄, as a fraction of ‖w_0‖; γ guards the first steps
+FIRST_DISTANCE = 1e-3  # the first r̄, as a fraction of ‖w_0‖
+FIRST_DISTANCE_WITH_MEMORY = 0.1  # γ knows the velocity, and guards the first steps
 
 
 class History(NamedTuple):

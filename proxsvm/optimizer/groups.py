@@ -8,9 +8,11 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
+from proxsvm.losses.base import ConvexLoss
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.ranks import local
 from proxsvm.optimizer.state import SHARED, state_dtype
+from proxsvm.solvers.base import DualSolver
 
 OPTIONS = {"params", "lr", "momentum", "weight_decay"}
 KEPT = {  # in every metric
@@ -28,7 +30,43 @@ STATISTICS = ("average:", "weights:", "t:")  # the prefixes of a model's average
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
 
-def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_options(
+    loss: object,
+    solver: object,
+    nonfinite: object,
+    max_grad_norm: float | None,
+    process_group: object,
+    fused: object,
+    memory: float,
+) -> None:
+    """Raise unless these can be the options of a ProxOptimizer."""
+    if not isinstance(loss, ConvexLoss):
+        raise TypeError(
+            f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
+            "from the tangent planes of a convex loss. (With several, pass the first, and declare the others: "
+            "term = optimizer.watch(term))"
+        )
+    if not isinstance(solver, DualSolver):
+        hint = ", not its class: add ()" if isinstance(solver, type) else ""
+        raise TypeError(f"solver is {solver!r}; expected an instance of a proxsvm.solvers.DualSolver{hint}")
+    if nonfinite not in ("skip", "raise"):
+        raise ValueError(f"nonfinite is {nonfinite!r}; expected 'skip' or 'raise'")
+    if max_grad_norm is not None:
+        if isinstance(max_grad_norm, str) or not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm!r}; expected a length above 0, or None")
+        if solver.needs_graph:
+            raise ValueError(
+                f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
+                "directions: leave it out, and bound the step by lr"
+            )
+    if isinstance(process_group, str) and process_group != "default":
+        raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
+    if not (fused is None or isinstance(fused, bool)):
+        raise ValueError(f"fused is {fused!r}; expected None (where possible), True (always) or False (never)")
+    _require("memory", memory, "μ in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: float = 0.0) -> None:
     """Raise unless ``group`` is valid; its parameters become a list."""
     lr, mu, decay = (group[k] if k in group else defaults[k] for k in ("lr", "momentum", "weight_decay"))
     if isinstance(lr, str) and lr == "auto":
@@ -40,6 +78,11 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         lr = group["lr"] = lr if lr.dim() == 0 else lr.reshape(())  # the user's own tensor, or a view of it
     _require("lr", lr, "η ≥ 0, finite in float32", lambda x: 0 <= x <= LARGEST)
     _require("momentum", mu, "μ in [0, 1)", lambda x: 0 <= x < 1)
+    if memory and mu:
+        raise ValueError(
+            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which γ "
+            "knows. The paper's own needs memory=0.0"
+        )
     average = group.get("average", defaults.get("average"))
     if average is not None:
         _require("average", average, "None, or the largest weight of the average, in [0, 1)", lambda x: 0 <= x < 1)
@@ -64,7 +107,7 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
             raise TypeError(f"a parameter has layout {tensor.layout}; proxsvm optimizes dense tensors: p.to_dense()")
 
 
-def checked(group: dict[str, Any]) -> dict[str, Any]:
+def checked(group: dict[str, Any], memory: float = 0.0) -> dict[str, Any]:
     """``group``; raise if an option has since been set, by hand or by a scheduler, to an invalid value.
 
     A learning rate on an accelerator is not read.
@@ -75,11 +118,11 @@ def checked(group: dict[str, Any]) -> dict[str, Any]:
     try:
         eta = float(lr) if not isinstance(lr, Tensor) or type(lr) is Tensor and lr.is_cpu else 0.0
         fine = -ROUNDING <= eta <= LARGEST and 0 <= mu < 1 and 0 <= decay < float("inf")
-        fine = fine and (average is None or 0 <= average < 1)
+        fine = fine and (average is None or 0 <= average < 1) and not (memory and mu)
     except (TypeError, ValueError):
         fine = False
     if not fine:
-        check_group({**group, "params": []}, {})  # says which
+        check_group({**group, "params": []}, {}, memory)  # says which
     return group
 
 

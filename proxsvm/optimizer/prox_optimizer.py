@@ -11,33 +11,43 @@ from torch import Tensor, nn
 
 from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.geometry import Geometry, Number, flatten
+from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
-from proxsvm.metrics.auto import History
+from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
-from proxsvm.optimizer.averages import AveragingOptimizer
+from proxsvm.optimizer.averages import Averages
+from proxsvm.optimizer.groups import check_group, check_options, check_state, checked
 from proxsvm.optimizer.loss_scale import LossScale, loss_scale
 from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
-from proxsvm.optimizer.options import check_options
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
     ProcessGroup,
     Ranks,
-    ShardedGeometry,
     any_sharded,
-    is_split,
     local,
     local_grad,
+    ranks_of,
     reached,
+    sharded_geometry,
 )
 from proxsvm.optimizer.record import Record
-from proxsvm.optimizer.report import StepReport
-from proxsvm.optimizer.state import Store
+from proxsvm.optimizer.state import Store, keep_precision, shared_scalars, upgraded
 from proxsvm.optimizer.value import LossValue, fault, given_value
 from proxsvm.optimizer.watch import watch
+from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
 from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
 from proxsvm.solvers.base import DualSolver
+
+
+class StepReport(NamedTuple):
+    """What the last step did, as 0-dim tensors on the device: reading one synchronises."""
+
+    gamma: Tensor
+    loss: Tensor
+    dual: Tensor
+    gap: Tensor | None
+    steps: int
 
 
 class _Step(NamedTuple):
@@ -52,7 +62,7 @@ class _Step(NamedTuple):
     spends: Sequence[Tensor] = ()
 
 
-class ProxOptimizer(AveragingOptimizer):
+class ProxOptimizer(torch.optim.Optimizer):
     """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
 
     One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
@@ -66,7 +76,7 @@ class ProxOptimizer(AveragingOptimizer):
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
         params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
         lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :class:`~proxsvm.metrics._auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, initially
+            :func:`~proxsvm.metrics.auto.distance_over_gradients`. (``group["lr"]`` is then a factor of it, initially
             1, which schedulers may change.)
         momentum: μ in [0, 1).
         weight_decay: r = weight_decay · w.
@@ -82,11 +92,13 @@ class ProxOptimizer(AveragingOptimizer):
             ``Diagonal()``, Adam's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
             ``eval()`` replaces w by w̄, ``train()`` restores w; :func:`proxsvm.follow` lets the model do it.
-        fused: update the weights in two loops compiled by numba (the extra ``fast``) on the CPU, two Triton kernels
-            (the extra ``gpu``) on a GPU, without temporary memory, instead of torch's operations. None uses them
-            where they are installed and can take the parameters. True insists, and raises where they cannot; False
-            never uses them. Results agree up to rounding; state and checkpoints are the same. (``torch.compile`` fuses
-            on its own, whatever the setting.)
+        fused: update the weights in two loops compiled by numba (the extra ``fast``) where the parameters are in CPU
+            memory, without temporary memory, instead of torch's operations. None uses them where they are installed
+            and can take the parameters. True insists, and raises where they cannot; False never uses them. Results
+            agree up to rounding; state and checkpoints are the same. (On an accelerator the step is a fixed number of
+            torch's operations, and ``torch.compile`` fuses them.)
+        memory: μ in [0, 1): the last batches, each linearised where it was seen, are one more sample of the problem, a
+            plane (q, h) with the weight μ²: momentum that γ knows. It excludes the paper's ``momentum``.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -99,6 +111,8 @@ class ProxOptimizer(AveragingOptimizer):
     >>> bool(0 <= optimizer.last.gamma <= 1)
     True
     """
+
+    _step_supports_amp_scaling = True  # a GradScaler leaves the scale to step()
 
     def __init__(
         self,
@@ -114,25 +128,25 @@ class ProxOptimizer(AveragingOptimizer):
         process_group: ProcessGroup = "default",
         fused: bool | None = None,
         metric: Metric | None = None,
-        average: float | None = None,
         memory: float = 0.0,
+        average: float | None = None,
     ) -> None:
-        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused)
-        super().__init__(
-            params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
-        )
-        self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
-        self.max_grad_norm, self.process_group, self.fused, self.memory = max_grad_norm, process_group, fused, memory
+        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused, memory)
+        self.loss, self.solver, self.nonfinite, self.memory = loss, solver, nonfinite, memory
+        self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
+        self._metric, self._metrics, self._averages = check_metric(metric), list[Metric](), Averages(self)
         self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self._terms: list[nn.Module] = []
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average})
         self._prepare()
 
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
-        params = self._params()
-        first = params[0] if params else torch.empty(())
+        self._averages.bind(self)
         self._kernels = Kernels(self.fused)
         self._replicas_checked, self._warned = False, set[str]()
+        params = self._params()
+        first = params[0] if params else torch.empty(())
         me = weakref.ref(self)  # the record must not keep its optimizer alive
         like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
         self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
@@ -164,19 +178,6 @@ class ProxOptimizer(AveragingOptimizer):
         watch(term, self._record)
         return term
 
-    # The step.
-
-    @property
-    def last(self) -> StepReport | None:
-        """What the last step did; None before the first."""
-        return self._reports[0]
-
-    @property
-    def skipped(self) -> Tensor:
-        """How many steps were skipped, because a loss or a gradient was not finite: a 0-dim tensor on the device."""
-        count: Tensor = self.param_groups[0]["skipped"]
-        return count
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
         super().zero_grad(set_to_none)
@@ -194,62 +195,13 @@ class ProxOptimizer(AveragingOptimizer):
         >>> from proxsvm.solvers import SingleStepFW
         >>> w = torch.nn.Parameter(torch.tensor([3.0]))
         >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
-        >>> optimizer.backward((2 * optimizer.loss(w[None], torch.zeros(1, 1))).sqrt() + 4)     # |w| + 4
+        >>> optimizer.backward(optimizer.loss(w[None], torch.zeros(1, 1)).sqrt() + 4)     # |w| + 4
         >>> optimizer.step()
         tensor(7.)
         """
         self._record.backward(total, retain_graph)
 
-    def problem(self, value: Tensor) -> ProxProblem:
-        """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
-
-        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
-        problem averaged over them, and every rank must make this call.
-        """
-        self._require_training()
-        return self._linearised(value).observe()
-
-    def _linearised(self, value: Tensor) -> ProxProblem:
-        """The same, before the metric has observed its gradient."""
-        origin: Origin | None = getattr(value, "origin", None)
-        if origin is None:
-            raise ValueError(NO_ORIGIN)
-        params = self._params()
-        if any_sharded(params):
-            raise RuntimeError(SHARDED)
-        ranks = self._ranks()
-        seen = reached(origin.scores, params, ranks)
-        geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
-
-    def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
-        """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
-        owners = [p for g in groups for p in g["params"]]
-        store, shared = Store(self.state, groups, owners, self.memory), self.param_groups[0]
-        options: dict[str, Any] = {
-            "history": History(shared["max_distance"], shared["squares"]),
-            "keys": store.keys,
-            "kernels": self._kernels if kernels and self.fused is not False else None,
-        }
-        if not any_sharded(owners):
-            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
-        for metric in (g["metric"] for g in groups if not g["metric"].elementwise and any_sharded(g["params"])):
-            raise RuntimeError(
-                f"{metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, such as "
-                "Diagonal(), or give the sharded parameters a group with another metric"
-            )
-        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
-        if ranks is not None:
-            return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
-        if any(is_split(p) for p in owners):
-            raise RuntimeError(
-                "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
-                "over: leave process_group at 'default', or give it the ranks of the device mesh"
-            )
-        return Geometry(*parts, store.kept, **options)
-
-    def _past(self) -> Past | None:
-        return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
+    # The step.
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -273,7 +225,7 @@ class ProxOptimizer(AveragingOptimizer):
             )
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
-        self._require_training()
+        self._averages.require_training()
         with loss_scale(self) as scale:
             return self._step(closure, loss, scale)
 
@@ -314,22 +266,20 @@ class ProxOptimizer(AveragingOptimizer):
     def _before_backward(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
         self._record.require_unused(value)
-        problem = self._linearised(value)
-        mean = problem.mean(value.detach())
-        if problem.on_ranks and not self.solver.on_ranks:
-            raise RuntimeError(
-                f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
-                "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
-            )
         if self.solver.needs_graph:
-            return _Step(problem.observe(), mean)
-        first, space = problem.first(), self._geometry(self._groups_of(problem.params), None, kernels=True)
+            problem = self.problem(value)
+            if problem.on_ranks and not self.solver.on_ranks:
+                raise RuntimeError(
+                    f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
+                    "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
+                )
+            return _Step(problem, problem.mean(value.detach()))
+        graph = self._linearised(value)
+        first, chosen = graph.first(), {id(p) for p in graph.params}
+        space = self._geometry(self._groups(lambda p: id(p) in chosen), None, kernels=True)
         max_norm, past = self.max_grad_norm, self._past()
-        return _Step(GradientProblem(space, first.delta, first.lam, problem.floor, max_norm=max_norm, past=past), mean)
-
-    def _groups_of(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
-        chosen = {id(p) for p in params}
-        return self._groups(lambda p: id(p) in chosen)
+        problem_ = GradientProblem(space, first.delta, first.lam, graph.floor, max_norm=max_norm, past=past)
+        return _Step(problem_, graph.mean(value.detach()))
 
     def _after_backward(
         self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None
@@ -389,15 +339,10 @@ class ProxOptimizer(AveragingOptimizer):
             raise RuntimeError(NO_VALUE)
         return LossValue(torch.zeros(())).on(grad, None)  # lr = 0 everywhere: nothing moves, whatever the value
 
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            warn(text)
-
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
         problem, value, (_, found_inf), _ = step
-        dual, space, shared = problem.dual(point) if point.dual is None else point.dual, problem.geometry, self.param_groups[0]
+        space, dual = problem.geometry, problem.dual(point) if point.dual is None else point.dual
         total = dual + value  # finite only if both are
         skip = (total - total) != 0
         if self.nonfinite == "raise" and skip and (found_inf is None or not found_inf):
@@ -407,29 +352,178 @@ class ProxOptimizer(AveragingOptimizer):
             )
         if found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
             skip = skip | (found_inf.to(skip.device) > 0)
-        factor = problem.factor(point) if isinstance(problem, GradientProblem) else None
-        torch._foreach_add_([shared["skipped"]], [skip.to(shared["skipped"].device)])
-        new: dict[str, Tensor] = {}
-        if any(g.auto for g in space.groups) and space.history is not None:
-            new |= space.history._asdict()
-        if self.memory and isinstance(problem, GradientProblem) and factor is not None:
-            new["h"] = problem.h_after(factor)
+        after = problem.past_after(point)
+        factor = problem.factor(point)
         x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
         stayed = space.advance(x, c, point.gamma, skip, self.memory)
+        self._commit(space, after, skip, stayed)
+        gap = None if point.gap is None else point.gap.to(value)
+        self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps)
+
+    def _commit(self, space: Geometry, h: Tensor | None, skip: Tensor, stayed: Sequence[Tensor]) -> None:
+        """Keep the scalars after a step: what was skipped, the past's h, the history of lr="auto", and the counts."""
+        shared = self.param_groups[0]
+        torch._foreach_add_([shared["skipped"]], [skip.to(shared["skipped"].device)])
+        new = {} if h is None else {"h": h}
+        if any(group.auto for group in space.groups) and space.history is not None:
+            new |= space.history._asdict()
         for name, number in new.items():
-            old, number = shared[name], number.to(shared[name])
-            torch._foreach_copy_([old], [torch.where(skip.to(old.device), old, number)])
+            old = shared[name]
+            torch._foreach_copy_([old], [torch.where(skip.to(old.device), old, number.to(old))])
         counts = {id(b.kept.steps): (b.kept.steps, stay) for b, stay in zip(space.buckets, stayed, strict=True)}
         for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
             if steps is not None:
                 torch._foreach_add_([steps], [stay.logical_not()])
-        self._reports[0] = StepReport(
-            point.gamma.to(value), value, dual.to(value), None if point.gap is None else point.gap.to(value), point.steps
-        )
-        if self._tracked or self._untracked:
-            self._average_buffers(torch.stack([stay.to(skip.device) for stay in stayed]).all())
+        if self._averages.updates:
+            self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
 
-    # Copies.
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warn(text)
+
+    # Problems.
+
+    def problem(self, value: Tensor) -> ProxProblem:
+        """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
+
+        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
+        problem averaged over them, and every rank must make this call. With ``memory`` the past is one more sample.
+        """
+        self._averages.require_training()
+        graph, past = self._linearised(value).observe(), self._past()
+        return graph if past is None else PastProblem.of_problem(graph, past)
+
+    def _linearised(self, value: Tensor) -> ProxProblem:
+        """The problem of a value without memory, before the metric has observed its gradient."""
+        origin: Origin | None = getattr(value, "origin", None)
+        if origin is None:
+            raise ValueError(NO_ORIGIN)
+        params = self._params()
+        if any_sharded(params):
+            raise RuntimeError(SHARDED)
+        ranks = self._ranks()
+        seen = reached(origin.scores, params, ranks)
+        geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
+        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+
+    def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
+        """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
+        owners, shared = [p for g in groups for p in g["params"]], self.param_groups[0]
+        store = Store(self.state, groups, owners, self.memory)
+        options: dict[str, Any] = {
+            "history": History(shared["max_distance"], shared["squares"]),
+            "first_distance": FIRST_DISTANCE_WITH_MEMORY if self.memory else FIRST_DISTANCE,
+            "keys": store.keys,
+            "kernels": self._kernels if kernels and self.fused is not False else None,
+        }
+        if not any_sharded(owners):
+            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
+        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
+        return sharded_geometry(*parts, store.kept, owners, ranks, **options)
+
+    def _past(self) -> Past | None:
+        return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
+
+    def _ranks(self) -> Ranks | None:
+        ranks = ranks_of(self.process_group)
+        if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
+            ranks.check(self._params())
+            self._replicas_checked = True
+        return ranks
+
+    def _params(self) -> list[Tensor]:
+        return [p for g in self.param_groups for p in g["params"]]
+
+    def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
+        """The groups, each with its metric and only the wanted parameters."""
+        return [
+            {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            for g, metric in zip(self.param_groups, self._metrics, strict=True)
+        ]
+
+    # Averages.
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the averaged weights are in place, as after ``eval()``."""
+        return self._averages.in_place
+
+    def eval(self) -> None:
+        """Replace the weights with their averages; no step can be taken until ``train()``.
+
+        Nothing is lost and nothing synchronises; after an exception inside, a further ``eval()`` or ``train()``
+        completes the switch. Parameters without an average do not change. For parameters in half precision, both
+        versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward pass it may hold
+        gathered copies of its shards, which have to be dropped.
+
+        >>> from proxsvm.losses import L1Regression
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr=0.5, average=0.5)
+        >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
+        >>> optimizer.eval(); averaged = w.item(); optimizer.train()
+        >>> f"{averaged:.2f}, {w.item():.2f}"
+        '0.55, 0.50'
+        """
+        self._averages.switch_to(True)
+
+    def train(self) -> None:
+        """Put the training weights back, bit for bit."""
+        self._averages.switch_to(False)
+
+    # What the last step did, and states.
+
+    @property
+    def last(self) -> StepReport | None:
+        """What the last step did; None before the first."""
+        return self._reports[0]
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many steps were skipped, because a loss or a gradient was not finite: a 0-dim tensor on the device."""
+        count: Tensor = self.param_groups[0]["skipped"]
+        return count
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
+        metric = check_metric(param_group.get("metric", self._metric))
+        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which does not belong in a state
+        check_group(group, self.defaults, self.memory)
+        super().add_param_group(group)
+        self._metrics.append(metric)
+        self._replicas_checked = False
+        shared_scalars(self.param_groups)
+        self._averages.joined()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, to be saved with the model's own: together they resume bit for bit, in either mode.
+
+        ``"averaged"`` in each group tells whether the model's ``state_dict()`` at the same moment has the averages, as
+        after ``eval()``, and always if the model follows its optimizer. Then this one also holds the training weights.
+        """
+        return self._averages.complete(super().state_dict())
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
+        check_state(upgraded(state_dict), self.param_groups, self._metrics)
+        self._averages.check(state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, and with it the mode that it was saved in; it is checked before anything changes.
+
+        States of version 0.2 are converted. The state of ``Euclidean()`` without momentum or averages holds no tensors,
+        and does not tell its metric: an optimizer with another metric takes over its options, including ``lr``, and
+        starts with fresh moments.
+        """
+        state_dict, averaged = upgraded(state_dict), self.averaged
+        self.check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.setdefault("average", None)  # saved before there were averages
+        keep_precision(state_dict, self.param_groups, self.state)
+        shared_scalars(self.param_groups)
+        self._averages.loaded(averaged)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{k: getattr(self, k) for k in _OWN}}
@@ -442,5 +536,5 @@ class ProxOptimizer(AveragingOptimizer):
 
 _OWN = (
     *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "memory"),
-    *("_reports", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
+    *("_reports", "_terms", "_metric", "_metrics", "_averages"),
 )

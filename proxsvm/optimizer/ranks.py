@@ -10,7 +10,7 @@ inner product of vectors is the sum over the shards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
-from proxsvm.geometry import Geometry
+from proxsvm.geometry import Geometry, Group, Kept
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.point import DualPoint
@@ -132,8 +132,8 @@ def copies(p: Tensor, ranks: int) -> int:
 class ShardedGeometry(Geometry):
     """The geometry of this rank's shards: local inner products add up over the ranks, each shard counted once."""
 
-    def __init__(self, params: list[Tensor], groups: Any, kept: Any, *, owners: Sequence[Tensor], ranks: Ranks, **options: Any) -> None:
-        super().__init__(params, groups, kept, shares=[1 / copies(p, ranks.size) for p in owners], **options)
+    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks, **options: Any) -> None:
+        super().__init__(*args, shares=[1 / copies(p, ranks.size) for p in owners], **options)
         self._ranks = ranks
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -141,6 +141,31 @@ class ShardedGeometry(Geometry):
         total = torch.stack([x.to(numbers[0]) for x in numbers])
         dist.all_reduce(total, group=self._ranks.group)
         return list(total)
+
+
+def sharded_geometry(
+    params: list[Tensor],
+    groups: list[Group],
+    kept: Callable[[Group, Sequence[int]], Kept],
+    owners: Sequence[Tensor],
+    ranks: Ranks | None,
+    **options: Any,
+) -> Geometry:
+    """The geometry of this rank's shards ``params`` of the DTensors ``owners``; raises where it cannot be had."""
+    for group in groups:
+        if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
+            raise RuntimeError(
+                f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
+                "such as Diagonal(), or give the sharded parameters a group with another metric"
+            )
+    if ranks is not None:
+        return ShardedGeometry(params, groups, kept, owners=owners, ranks=ranks, **options)
+    if any(is_split(p) for p in owners):
+        raise RuntimeError(
+            "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+            "over: leave process_group at 'default', or give it the ranks of the device mesh"
+        )
+    return Geometry(params, groups, kept, **options)
 
 
 # The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.

@@ -104,12 +104,10 @@ class Record:
         value, floor = self.sums()
         for leaf, grad in zip(every, kept, strict=True):
             leaf.grad = grad
-        if value is None or floor is None:
-            floor = torch.zeros_like(exact)
-        else:  # a bound of the total, too, unless that is less than the recorded sum
+        if value is not None and floor is not None:  # a bound of the total, too, unless that is less than the sum
             floor = torch.where(exact >= value.to(exact) * (1 - 1e-5), floor.to(exact), 0.0)
         for leaf, x in zip(leaves, (exact, floor), strict=True):
-            leaf.grad = x.clone() if leaf.grad is None else leaf.grad + x
+            leaf.grad = _sum([leaf.grad, x])
         self.passes += 1
         self.guard.declared()
 

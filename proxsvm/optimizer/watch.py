@@ -57,7 +57,7 @@ class _Watch:
             if self.nested:
                 raise RuntimeError(INSIDE)
             if len(records) > 1:
-                return _in_eager_mode(records, value)
+                return criterion_of_several_optimizers_in_eager_mode(records, value)
             return records[0].through(value) if records and value.requires_grad else None
         for record in records:
             _inside.depth[record] = depth = max(0, _inside.depth.get(record, 1) - 1)
@@ -94,7 +94,7 @@ _inside = _Inside()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _in_eager_mode(records: list[Record], value: Tensor) -> Tensor:
+def criterion_of_several_optimizers_in_eager_mode(records: list[Record], value: Tensor) -> Tensor:
     """Which of several optimizers a value belongs to is in its graph, which a compiler does not have yet."""
     for record in records:
         value = record.through(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.nn.utils import parameters_to_vector
 from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.optimizer.loss_scale import unscaled_by
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_optimizer import batches
@@ -112,13 +110,16 @@ def train_scaled(way, accumulate=1, poison=(), **options):
     gammas = []
     for t, (x, y) in enumerate(data()):
         optimizer.zero_grad()
+        total = torch.zeros(())
         for a, b in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
-            scaler.scale(optimizer.loss(model(a), b) / accumulate).backward()
+            value = optimizer.loss(model(a), b) / accumulate
+            scaler.scale(value).backward()
+            total += value.detach()
         if t in poison:
             model[0].weight.grad[0, 0] = float("inf")
         if way == "unscale":
             scaler.unscale_(optimizer)
-        scaler.step(optimizer)
+        scaler.step(optimizer, **({"loss": total} if way == "unscale" else {}))
         scaler.update()
         gammas.append(float(optimizer.last.gamma))
     return parameters_to_vector(model.parameters()).detach(), gammas, int(optimizer.skipped), scaler.get_scale()
@@ -134,7 +135,7 @@ def train_scaled(way, accumulate=1, poison=(), **options):
 def test_loss_scaling_changes_nothing(way, accumulate, options):
     weights, gammas, skipped, scale = train_scaled(way, accumulate, **options)
     plain, expected, _, _ = train_scaled("plain", accumulate, **options)
-    assert gammas == pytest.approx(expected, rel=1e-4)
+    assert gammas == pytest.approx(expected, rel=1e-3)
     assert min(gammas) < 1
     torch.testing.assert_close(weights, plain, atol=1e-5, rtol=0)
     assert skipped == 0
@@ -280,11 +281,3 @@ def test_bad_options(options, message):
 def test_several_directions_cannot_be_clipped():
     with pytest.raises(ValueError, match="max_grad_norm bounds the one gradient"):
         make(network(), MultiStepFW(3), max_grad_norm=1.0)
-
-
-def test_without_the_private_parts_of_a_grad_scaler_its_public_scale_is_used():
-    optimizer = make(network())
-    scaler = SimpleNamespace(get_scale=lambda: 8.0)
-    assert unscaled_by(scaler, optimizer) == 8
-    optimizer.grad_scale = torch.tensor(8.0)  # passed on by the scaler, so not taken out
-    assert unscaled_by(scaler, optimizer) is None
