@@ -78,9 +78,10 @@ class ClassLoss(ConvexLoss):
 
     def _all_count(self, y: Tensor, K: int) -> bool:
         """Whether all targets are known to be classes that count."""
-        if 0 <= self.ignore_index < K or known(y.amin() >= 0) is not True:
+        if 0 <= self.ignore_index < K:
             return False
-        return known(y.amax() < K) is True
+        low, high = (known(x) for x in y.aminmax())
+        return low is not None and high is not None and low >= 0 and high < K
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""

@@ -151,11 +151,10 @@ class Simplex(ClosedHull):
 
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
-        chosen, margin = rival(v, self.target, self.cost)
-        y, one = self.target[:, None], (margin > 0).to(v)
-        s = torch.zeros_like(v).scatter(1, chosen, one).scatter(1, y, -one)
-        c = one * self.cost.gather(1, chosen)
-        return Atom(s, c.squeeze(1), margin.clamp(min=0).squeeze(1))
+        k, margin = rival(v, self.target, self.cost)
+        one = (margin > 0).to(v)
+        s = torch.zeros_like(v).scatter(1, k[:, None], one[:, None]).scatter(1, self.target[:, None], -one[:, None])
+        return Atom(s, one * self.cost.gather(1, k[:, None]).squeeze(1), margin.relu())
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
@@ -182,20 +181,20 @@ class Simplex(ClosedHull):
         return Polytope((alpha - flat(one_hot(self.cost, self.target)),), offset, [cp.sum(alpha, axis=1) == 1])
 
 
-def rival(v: Tensor, y: Tensor, cost: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The wrong class k with the largest v_k + cost, and its margin v_k − v_y + cost, both ``[n, 1]``; differentiable.
+def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The wrong class k with the largest v_k + cost_k, and its margin v_k − v_y + cost_k, ``[n]``; differentiable in v.
 
-    ``cost`` is ``[n, K]``, or one number for all wrong classes. Where all others are −∞ the class is y, the margin 0.
+    ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the margin 0.
 
-    >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), 1.0)
-    (tensor([[2]]), tensor([[0.5000]]))
+    >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), None)
+    (tensor([2]), tensor([0.5000]))
     """
     at = y[:, None]
-    u = v.detach() if isinstance(cost, float) else v.detach() + cost
-    k = u.scatter(1, at, -torch.inf).argmax(1, keepdim=True)
-    both = v.gather(1, torch.cat([k, at], 1))
-    margin = both[:, :1] - both[:, 1:] + (cost if isinstance(cost, float) else cost.gather(1, k))
-    return k, margin.masked_fill(k == at, 0.0)
+    u = v.detach() if cost is None else v.detach() + cost
+    k = u.scatter(1, at, torch.full_like(at, -torch.inf, dtype=u.dtype)).argmax(1, keepdim=True)
+    v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
+    k = k.squeeze(1)
+    return k, v_k - v_y + (k != y if cost is None else cost.gather(1, k[:, None]).squeeze(1))
 
 
 def project_on_simplex(z: Tensor) -> Tensor:

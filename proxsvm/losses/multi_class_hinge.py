@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from proxsvm._scores import known
 from proxsvm.losses._classes import ClassLoss, as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Simplex, one_hot, rival
@@ -50,35 +51,39 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
             raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
         return scores, target
 
+    def _costs(self, scores: Tensor, y: Tensor) -> Tensor | None:
+        """Δ(k, y_i) for each sample and class, ``[n, K]``; None for 1 at all k ≠ y."""
+        return None if self.cost is None else self.cost.to(scores).T[y]
+
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
-        """In a handful of operations that autograd differentiates; a subclass, or a smoothed cost, by its atoms."""
-        if type(self) is not MultiClassHinge or (self.smooth and self.cost is not None):
+        """In a handful of operations that autograd differentiates; those of a subclass by its atoms."""
+        if type(self) is not MultiClassHinge:
             return super().values(scores, target)
         y = self.classes(scores, target)
-        hinge = rival(scores, y, self._task_loss(scores, y))[1].clamp(min=0).squeeze(1)
         if not self.smooth:
-            return hinge, None
-        # The gradient of −log p_y is softmax(u) − e_y; that atom's value is Σ_k p_k (u_k − u_y) + 1 − p_y.
-        log_p = self.expand(scores, target).log_softmax(1)
-        surprise, q = -log_p.gather(1, y[:, None]).squeeze(1), log_p.detach()
-        value = surprise.detach()
-        soft = torch.linalg.vecdot(q.exp(), q) + value - torch.expm1(-value)
-        each = torch.where(soft <= 0, hinge, soft + (surprise - value))
-        return torch.where(value == torch.inf, value, each), None
-
-    def _task_loss(self, scores: Tensor, y: Tensor) -> Tensor | float:
-        """Δ(k, y_i) for each sample and class, ``[n, K]``, or 1 for all k ≠ y."""
-        return 1.0 if self.cost is None else self.cost.to(scores).T[y]
+            return rival(scores, y, self._costs(scores, y))[1].relu(), None
+        u = self.expand(scores, target)
+        soft = self.smoothed(u, y).value_at(u)
+        hard = soft.detach() <= 0
+        some = known(hard.any())
+        if some is False:
+            return soft, None
+        if some is None:
+            return torch.where(hard, rival(u, y, self._costs(u, y))[1].relu(), soft), None
+        rows = hard.nonzero().squeeze(1)
+        u, y = u[rows], y[rows]
+        return soft.index_copy(0, rows, rival(u, y, self._costs(u, y))[1].relu()), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
-        p, y = scores.softmax(1), self.classes(scores, target)
-        at = y[:, None]
+        u, y = scores.detach(), self.classes(scores, target)
+        p, at, cost = u.softmax(1), y[:, None], self._costs(scores, y)
         wrong = 1 - p.gather(1, at)
-        expected = wrong if self.cost is None else (p * self._task_loss(scores, y)).sum(1, keepdim=True)
-        return Atom(p.scatter(1, at, -wrong), expected.squeeze(1)).about(scores, scores.gather(1, at))
+        expected = wrong.squeeze(1) if cost is None else (p * cost).sum(1)
+        return Atom(p.scatter(1, at, -wrong), expected).about(scores, u.gather(1, at))
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
         y = self.classes(scores, target)
-        return Simplex(y, 1 - one_hot(scores, y) if self.cost is None else self.cost.to(scores).T[y])
+        cost = self._costs(scores, y)
+        return Simplex(y, 1 - one_hot(scores, y) if cost is None else cost)
