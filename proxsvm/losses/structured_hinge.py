@@ -111,7 +111,8 @@ class StructuredHinge(PiecewiseLinearLoss):
         structure = self.structure
         s = gradient(lambda u: structure.excess(u, target, log_sum_exp), scores)
         c = paid(self._part_costs(target, scores), s)
-        return Atom(s, c, inner(s, structure.relative(scores, target)[0]) + c)
+        relative, truth = structure.relative(scores, target)
+        return Atom(s, c, torch.where(truth == -torch.inf, torch.inf, inner(s, relative) + c))
 
     def oracle(self, scores: Any, target: Any) -> Atom:
         """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""

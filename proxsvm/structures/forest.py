@@ -91,7 +91,7 @@ class Forest(Structure):
         at_node, pairs = unary.gather(2, target.labels[..., None]), self._pairs(target, unary.shape[2])
         common = pairwise.detach().amax()
         pairwise = pairwise - torch.where(common > FORBIDDEN / 2, common, 0.0)  # where nothing is allowed
-        of_edge = pairwise.take(pairs) if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs)
+        of_edge = pairwise.flatten()[pairs] if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs)
         at_edge = F.pad(target.real(of_edge, target.edges), (0, 0, 1, 0))
         if pairwise.dim() == 4:
             pairwise = target.real(pairwise, target.edges)
