@@ -284,6 +284,12 @@ def setting(loss: LossCase, model: ModelCase, n: int = 5, seed: int = 0) -> Sett
     return Setting(loss.loss(), network, model.inputs(n), loss.target(n), loss.scores)
 
 
+def expanded(loss: ConvexLoss, scores: Any, target: Any) -> tuple[Any, Any]:
+    """Scores and target in the form that oracles and hulls take."""
+    scores, target = loss.prepare(scores, target)
+    return loss.expand(scores, target), target
+
+
 def chunks(target: Any, k: int) -> list[Any]:
     """A target in k parts: a tensor, or a tuple of them."""
     if isinstance(target, tuple):

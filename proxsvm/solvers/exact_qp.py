@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from proxsvm._extras import load
-from proxsvm.losses._hulls import Hull, Listed
 from proxsvm.losses.base import Atom, detached, like, parts
+from proxsvm.losses.hulls import Hull, Listed
 from proxsvm.point import DualPoint, certified
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver, check_options

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxsvm.losses._hulls import project_on_simplex
+from proxsvm.losses.hulls import project_on_simplex
 from proxsvm.solvers._block.base import kernels
 
 each_way = pytest.mark.parametrize("compiled", [False, True], ids=["interpreted", "compiled"])

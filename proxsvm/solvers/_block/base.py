@@ -16,8 +16,8 @@ from torch import Tensor
 
 from proxsvm._kernels import block_loops, jit, row_loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import Atom, Scores, detached, like, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import Box
+from proxsvm.losses.hulls import Box
 from proxsvm.solvers._block.base import FlatAtom, flat, kernels
 from proxsvm.solvers._block.row_step import LinearModel, RowStep
 

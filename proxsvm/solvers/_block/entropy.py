@@ -9,7 +9,7 @@ import numpy as np
 
 from proxsvm._kernels import entropy_loops, jit, row_loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import EntropySimplex
+from proxsvm.losses.hulls import EntropySimplex
 from proxsvm.solvers._block.base import FlatAtom, to_numpy
 from proxsvm.solvers._block.row_step import LinearModel, RowStep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import Simplex
+from proxsvm.losses.hulls import Simplex
 from proxsvm.solvers._block.base import FlatAtom, kernels, to_numpy
 from proxsvm.solvers._block.row_step import LinearModel, RowStep
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from proxsvm._kernels.tensors import Array
 from proxsvm._numbers import as_tensors, best_gamma, to_float
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import Atom, detached, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._corrective.base import ScoreSpacePoint
