@@ -22,7 +22,7 @@ from proxsvm._kernels.tensors import Array
 class LinearModel(NamedTuple):
     """What a block step moves, W = w_t + d, and what it reads: a step of s_i by ds moves W by −step_i ds x_iᵀ.
 
-    ``W``: [M, F]; ``step``: p_i times the scalar of H⁻¹, and ``h``: step_i ‖x_i‖², the curvature of each block, ``[n]``.
+    ``W``: [M, F]; ``step``: p_i times the scalar of H⁻¹, and ``h``: step_i ‖x_i‖², the curvature of each block, [n].
     Dense features are ``data``, ``[n, F]``; sparse ones are CSR, where data has one dimension, and their W is stored
     feature by feature, so that the classes of a feature are contiguous.
     """
@@ -215,7 +215,7 @@ def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain
 @njit
 def simplex_sweep(
     order: Array, least: float, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array
-) -> Any:
+) -> tuple[int, float]:
     """The exact block step of the simplex ``hull``, target and cost: α ← Π(α + (v + cost)/h) on each sample's live
     classes. A class left at its floor is no longer live until the next evaluation."""
     (W, step, h, data, indices, starts), (target, cost) = model, hull
@@ -261,7 +261,7 @@ def simplex_sweep(
 
 
 @njit
-def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> Any:
+def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> tuple[int, float]:
     """The exact coordinate step of the box ``hull``: low, high, center and band."""
     (W, step, h, data, indices, starts), (low, high, center, band) = model, hull
     M = W.shape[0]
@@ -379,7 +379,7 @@ def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
 
 
 @njit
-def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, alpha: Array) -> Any:
+def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, alpha: Array) -> tuple[int, float]:
     """The exact block step of the simplex under the entropy."""
     W, step, h, data, indices, starts = model
     K = W.shape[0]

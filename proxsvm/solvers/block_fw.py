@@ -79,7 +79,7 @@ class BlockFW(DualSolver):
         progress = Progress(blocks.dual_of_start, tol=self.tol, callback=self.callback)
         passes, now = 0, blocks.evaluate()
         while not progress.stop(passes, now.dual, now.gap) and passes < self.max_passes:
-            blocks.sweep(rng, now, progress.enough(now.dual, now.gap) / 2)
+            blocks.sweep(rng, now, float(progress.enough(now.dual, now.gap)) / 2)
             passes, now = passes + 1, blocks.evaluate()
         return replace(blocks.point(now), steps=max(passes, 1))  # 0 steps would mean: the start itself
 

@@ -7,17 +7,17 @@ it is float64 on the CPU (the weights keep the features' dtype), sample-major: s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses._hulls import ClosedHull
-from proxsvm.losses.base import Atom, Scores, detached, like, parts
+from proxsvm.losses.base import Atom, detached, parts
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
+from proxsvm.solvers._arrays import flatten, to_numpy, unflatten
 
 
 class FlatAtom(NamedTuple):
@@ -33,7 +33,7 @@ class FlatAtom(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """D and the certified gap of the current point, and by how much each sample's best atom exceeds its own, ``[n]``."""
+    """D and the certified gap of the current point, and by how much each sample's best atom exceeds its own, [n]."""
 
     dual: float
     gap: float
@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
 
 
 class BlockState(ABC):
-    """Each sample's own part of the dual point."""
+    """Each sample's own part of the dual point, and its block step."""
 
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
@@ -54,6 +54,10 @@ class BlockState(ABC):
     @abstractmethod
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """At the scores v, by how much the best atom exceeds the current one, and c + ½⟨s, v⟩, ``[n]`` both."""
+
+    @abstractmethod
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """Block steps on a linear model; model and results are defined by :mod:`proxsvm._kernels.block_loops`."""
 
 
 class Blocks(ABC):
@@ -107,18 +111,14 @@ class Blocks(ABC):
     def oracle(self, v: Array) -> FlatAtom:
         """The best atom at the scores v."""
         loss, target = self.problem.origin.loss, self.problem.origin.target
-        return flat_atom(loss.oracle(self._shaped(v, torch.double), target))
+        scores = torch.as_tensor(v).to(parts(self.like)[0].device)
+        return flat_atom(loss.oracle(unflatten(scores, self.like), target))
 
     def atom(self) -> Atom:
         """The current point, in the form of the loss's atoms."""
         s, c = self.state.combination()
-        return Atom(self._shaped(s, parts(self.like)[0].dtype), torch.as_tensor(c).to(self.problem.origin.coefficients))
-
-    def _shaped(self, flat: Array, dtype: torch.dtype) -> Scores:
-        device = parts(self.like)[0].device
-        sizes = [u[0].numel() for u in parts(self.like)]
-        pieces = torch.split(torch.as_tensor(flat).to(device, dtype), sizes, 1)
-        return like(self.like, tuple(x.reshape(u.shape) for x, u in zip(pieces, parts(self.like), strict=True)))
+        s_, c_ = torch.as_tensor(s).to(parts(self.like)[0]), torch.as_tensor(c).to(self.problem.origin.coefficients)
+        return Atom(unflatten(s_.detach(), self.like), c_)
 
 
 def is_feasible(problem: ProxProblem, atom: Atom) -> bool | None:
@@ -133,17 +133,6 @@ def is_feasible(problem: ProxProblem, atom: Atom) -> bool | None:
     return hull.contains(s, 100 * torch.finfo(s.dtype).eps)
 
 
-def to_numpy(x: Tensor) -> Array:
-    """A tensor as a float64 array."""
-    array: Array = x.detach().cpu().double().numpy()
-    return array
-
-
-def flat(scores: Scores) -> Array:
-    """Scores as ``[n, M]``."""
-    return np.ascontiguousarray(np.hstack([to_numpy(u).reshape(len(u), -1) for u in parts(scores)]))
-
-
 def flat_atom(atom: Atom) -> FlatAtom:
     """An atom as arrays."""
-    return FlatAtom(flat(atom.s), to_numpy(atom.offset))
+    return FlatAtom(to_numpy(flatten(atom.s)), to_numpy(atom.offset))

@@ -12,7 +12,8 @@ from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import parts
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._block.base import Blocks, Evaluation, flat, to_numpy
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block.base import Blocks, Evaluation
 from proxsvm.solvers._block.states import ROUNDS, AtomState
 
 
@@ -33,7 +34,7 @@ class GramBlocks(Blocks):
         indices = torch.split(torch.arange(len(J), device=J.device), [u.numel() for u in parts(self.like)])
         J = J[torch.cat([index.reshape(n, -1) for index in indices], 1).reshape(-1)]  # sample-major
         self.G = to_numpy(J @ J.t())
-        self.v = self.v0 = flat(problem.linearised_scores(problem.start()))
+        self.v = self.v0 = to_numpy(flatten(problem.linearised_scores(problem.start())))
         self.state: AtomState = AtomState(self.bounds, M, self.oracle)
 
     def scores(self) -> Array:

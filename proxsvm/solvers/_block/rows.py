@@ -14,8 +14,9 @@ from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._block.base import Blocks, Evaluation, FlatAtom, flat
-from proxsvm.solvers._block.states import AtomState, RowState, exact_state
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block.base import Blocks, BlockState, Evaluation, FlatAtom
+from proxsvm.solvers._block.states import AtomState, exact_state
 
 SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
@@ -39,7 +40,7 @@ class RowBlocks(Blocks):
         self.sparse = features.layout is not torch.strided
         weight, start, origin = problem.params[0], problem.start(), problem.origin
         moved = bool(weight.any())
-        self.v0 = flat(problem.linearised_scores(start)) if moved else None
+        self.v0 = to_numpy(flatten(problem.linearised_scores(start))) if moved else None
         # Sparse rows access all classes of a few features: there the features are the slowest dimension in memory.
         order: Any = "F" if self.sparse else "C"
         self.W = np.zeros((weight.numel() // weight.shape[-1], weight.shape[-1]), weight.cpu().numpy().dtype, order)
@@ -47,7 +48,7 @@ class RowBlocks(Blocks):
             self._set(start)
         self.model = self._model(features)
         exact = exact_state(origin.loss.hull(detached(origin.scores), origin.target))
-        self.state: RowState = exact or AtomState(self.bounds, len(self.W), self.oracle)
+        self.state: BlockState = exact or AtomState(self.bounds, len(self.W), self.oracle)
         self.evaluations = 0
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
@@ -86,7 +87,7 @@ class RowBlocks(Blocks):
         if self.evaluations % REFRESH == 0:
             self._refresh()
         if not self.sparse:
-            return flat(self.problem.linearization.jvp([self._weight()]))
+            return to_numpy(flatten(self.problem.linearization.jvp([self._weight()])))
         v = np.empty((len(self.p), len(self.W)))
         loops.sparse_products(self.W, v, *self.model[-3:])
         return v

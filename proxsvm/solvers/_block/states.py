@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +11,14 @@ import torch
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses._hulls import Box, EntropySimplex, Hull, Simplex
-from proxsvm.solvers._block.base import BlockState, FlatAtom, flat, to_numpy
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block.base import BlockState, FlatAtom
 
 ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
 MAX_ATOMS = 16  # per sample; above, those without weight are dropped
 
 
-class RowState(BlockState):
-    """A state with a block step on the rows of a linear model."""
-
-    @abstractmethod
-    def sweep(self, model: loops.LinearModel, order: Array, least: float) -> tuple[int, float]:
-        """Iterate over the samples in ``order``; returns what :mod:`proxsvm._kernels.block_loops` defines."""
-
-
-class SimplexState(RowState):
+class SimplexState(BlockState):
     """s = α − e_y of each sample; the classes that are not ``live`` cannot gain weight before the next evaluation."""
 
     def __init__(self, hull: Simplex) -> None:
@@ -54,17 +46,16 @@ class SimplexState(RowState):
         loops.simplex_gains(v, self.hull, self.s, self.live, self.lives, self.gain, self.worth)
         return self.gain, self.worth
 
-    def sweep(self, model: loops.LinearModel, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over the live classes."""
-        front, total = loops.simplex_sweep(order, least, model, self.hull, self.s, self.live, self.lives)
-        return int(front), float(total)
+        return loops.simplex_sweep(order, least, model, self.hull, self.s, self.live, self.lives)
 
 
-class BoxState(RowState):
+class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high."""
 
     def __init__(self, hull: Box) -> None:
-        self.low, self.high, self.center = (flat(x) for x in (hull.low, hull.high, hull.center))
+        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
         self.band = float(hull.band)
         self.s = np.zeros_like(self.center)
 
@@ -83,13 +74,12 @@ class BoxState(RowState):
         gain = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
         return gain, (now - self.s * v / 2).sum(1)
 
-    def sweep(self, model: loops.LinearModel, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over all outputs."""
-        front, total = loops.box_sweep(order, least, model, (self.low, self.high, self.center, self.band), self.s)
-        return int(front), float(total)
+        return loops.box_sweep(order, least, model, (self.low, self.high, self.center, self.band), self.s)
 
 
-class EntropyState(RowState):
+class EntropyState(BlockState):
     """α of each sample, with s = m α − q and the tight offset c = m · entropy(α)."""
 
     def __init__(self, hull: EntropySimplex) -> None:
@@ -120,13 +110,12 @@ class EntropyState(RowState):
         s, c = self.combination()
         return gain, c + (s * v).sum(1) / 2
 
-    def sweep(self, model: loops.LinearModel, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over all classes."""
-        front, total = loops.entropy_sweep(order, least, model, self.mass, self.alpha)
-        return int(front), float(total)
+        return loops.entropy_sweep(order, least, model, self.mass, self.alpha)
 
 
-class AtomState(RowState):
+class AtomState(BlockState):
     """For each sample the atoms that the oracle has found so far, and their weights: pairwise steps over these.
 
     ``A`` is [n, T, M], ``c`` and ``a`` are [n, T]; sample i has ``counts[i]`` of them.
@@ -182,15 +171,15 @@ class AtomState(RowState):
         """The arguments of the loops."""
         return self.A, self.c, self.a, self.counts
 
-    def sweep(self, model: loops.LinearModel, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """One block step per sample: it takes a new atom to gain more."""
         loops.atom_sweep(order, ROUNDS, model, *self.arrays)
         return 0, 0.0
 
 
-EXACT: dict[type, Callable[[Any], RowState]] = {Simplex: SimplexState, Box: BoxState, EntropySimplex: EntropyState}
+EXACT: dict[type, Callable[[Any], BlockState]] = {Simplex: SimplexState, Box: BoxState, EntropySimplex: EntropyState}
 
 
-def exact_state(hull: Hull | None) -> RowState | None:
+def exact_state(hull: Hull | None) -> BlockState | None:
     """The state with an exact block step on this hull, if there is one."""
     return next((state(hull) for kind, state in EXACT.items() if isinstance(hull, kind)), None)
