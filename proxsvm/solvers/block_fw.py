@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
@@ -78,9 +79,15 @@ class BlockFW(DualSolver):
             blocks.begin(flat_atom(start))
         progress = Progress(blocks.dual_of_start, tol=self.tol, callback=self.callback)
         passes, now = 0, blocks.evaluate()
-        while not progress.stop(passes, now.dual, now.gap) and passes < self.max_passes:
+        best, least = None, math.inf  # the gap may rise between passes
+        while not progress.stop(passes, now.dual, now.gap) and passes < self.max_passes and not blocks.exhausted:
+            if now.gap < least:
+                best, least = blocks.snapshot(), now.gap
             blocks.sweep(rng, now, float(progress.enough(now.dual, now.gap)) / 2)
             passes, now = passes + 1, blocks.evaluate()
+        if best is not None and now.gap > least:
+            blocks.begin(best)
+            now = blocks.evaluate()
         return replace(blocks.point(now), steps=max(passes, 1))  # 0 steps would mean: the start itself
 
     def _blocks(self, problem: ProxProblem) -> Blocks:

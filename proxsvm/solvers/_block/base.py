@@ -41,7 +41,12 @@ class Evaluation(NamedTuple):
 
 
 class BlockState(ABC):
-    """Each sample's own part of the dual point, and its block step."""
+    """Each sample's own part of the dual point, and its block step.
+
+    ``overhead``: the time of a block step beyond its products with the features, in multiplications for each output.
+    """
+
+    overhead = 100.0
 
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
@@ -64,6 +69,7 @@ class Blocks(ABC):
     """A dual point, sample by sample, and a way to improve it sample by sample."""
 
     state: BlockState
+    exhausted = False  # whether further sweeps gain nothing
     v0: Array | None  # the scores of the start, [n, M]; None where they are 0
 
     def __init__(self, problem: ProxProblem) -> None:
@@ -92,6 +98,11 @@ class Blocks(ABC):
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible atom for each sample."""
         self.state.begin(atom)
+
+    def snapshot(self) -> FlatAtom:
+        """A copy of the current point, to :meth:`begin` from."""
+        s, c = self.state.combination()
+        return FlatAtom(s.copy(), c)
 
     def evaluate(self) -> Evaluation:
         """D and the certified gap. With v = v₀ − G x and x = p·s, D is D(0, 0) + Σ p (c + ½⟨s, v₀ + v⟩)."""

@@ -15,6 +15,7 @@ from proxsvm.losses.base import detached
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block import newton
 from proxsvm.solvers._block.base import Blocks, BlockState, Evaluation, FlatAtom
 from proxsvm.solvers._block.states import AtomState, exact_state
 
@@ -47,9 +48,13 @@ class RowBlocks(Blocks):
         if moved:
             self._set(start)
         self.model = self._model(features)
-        exact = exact_state(origin.loss.hull(detached(origin.scores), origin.target))
+        self.hull = origin.loss.hull(detached(origin.scores), origin.target)
+        exact = exact_state(self.hull)
         self.state: BlockState = exact or AtomState(self.bounds, len(self.W), self.oracle)
-        self.evaluations = 0
+        self.evaluations, self.work, self.idle = 0, 0.0, 0
+        self.newton: newton.Newton | None = None  # takes over once the block steps have taken as long as it would
+        able = exact is not None and features.device.type == "cpu" and self.scale > 0
+        self.enough_work = newton.work(len(self.p), *self.W.shape) if able else float("inf")
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
 
@@ -110,15 +115,36 @@ class RowBlocks(Blocks):
 
     def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
+        if self.work > self.enough_work:
+            return self._newton_step(now)
         gap = self.scale * now.gap
         least, enough = SMALL_GAIN * gap / len(self.p), max(self.scale * enough, SMALL_REST * gap)
         order = np.flatnonzero(self.model.step * now.gain > least)
         for _ in range(1 + self.inner):
             order = shuffled(order, rng) if self.sparse else rng.permutation(order)
             front, total = self.state.sweep(self.model, order, least)
+            self.work += len(order) * len(self.W) * (self.state.overhead + self.model.data.size / len(self.p))
             order = order[:front]
             if total <= enough:
                 return
+
+    def _newton_step(self, now: Evaluation) -> None:
+        """A step of Newton's method; its point becomes the current one where D rises."""
+        if self.newton is None:
+            scores = self.problem.origin.scores
+            assert isinstance(scores, Tensor)
+            assert self.hull is not None
+            assert self.problem.linearization.features is not None
+            X, w = self.problem.linearization.features.to_dense().double(), self.problem.params[0]
+            W0 = (w - self.scale * self.problem.geometry.r()[0]).double().reshape(self.W.shape)
+            p, s = torch.as_tensor(self.p), torch.as_tensor(self.state.combination().s)
+            self.newton = newton.Newton(self.hull, X, p, self.scale, W0, s, scores.shape)
+        s = self.newton.step()
+        self.idle += 1
+        if self.dual_of_zero + self.newton.dual(s) > now.dual:
+            self.begin(FlatAtom(s.numpy(), self.bounds))
+            self.idle = 0
+        self.exhausted = self.newton.is_last and self.idle > newton.IDLE
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:

@@ -82,6 +82,8 @@ class BoxState(BlockState):
 class EntropyState(BlockState):
     """α of each sample, with s = m α − q and the tight offset c = m · entropy(α)."""
 
+    overhead = 500.0  # exponentials and logarithms
+
     def __init__(self, hull: EntropySimplex) -> None:
         self.q = to_numpy(hull.q)
         self.mass = self.q.sum(1)
