@@ -41,8 +41,6 @@ def test_check_estimator(estimator):
     """Each of scikit-learn's checks; those that need pandas or the array API say so by skipping."""
     ran = 0
     for instance, check in estimator_checks_generator(estimator):
-        if "sample_weight_equivalence" in str(check):  # compares seven digits
-            instance.set_params(tol=1e-14)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -283,15 +283,44 @@ def test_drawn_linear_problems_are_certified(n, features, seed, lr):
     assert -1e-12 <= float(problem.gap(point)) <= float(problem.primal(point)) - float(point.dual) + 1e-9
 
 
-def test_a_problem_that_takes_more_passes_says_so():
-    """Separable with a small margin and a large η: coordinate steps zigzag. The gap is not reached, and not hidden."""
+def test_where_coordinate_steps_zigzag_newtons_method_takes_over():
+    """Separable with a small margin and a large η."""
     problem = drawn(12, 2, 182, 298.93338976594555)
-    point = BlockFW(tol=1e-5).solve(problem)
-    assert point.steps == 1000
-    assert problem.relative_gap(point) > 1e-3
+    point = BlockFW(tol=1e-8).solve(problem)
+    assert point.steps < 1000
+    assert problem.relative_gap(point) <= 1.01e-8
     best = CorrectiveFW(max_steps=200, tol=1e-7).solve(problem)
     assert point.dual <= problem.primal(best)
     assert best.dual <= problem.primal(point)
+
+
+@pytest.mark.parametrize("name", ["simplex", "box", "entropy"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+def test_newtons_method_starts_from_any_weights(name, weight_decay, sparse_rows):
+    """Features of very different scales, at w_t ≠ 0 and with samples that have no weight."""
+    torch.manual_seed(0)
+    loss, K = FAST[name]
+    x = torch.randn(60, 4) * torch.tensor([1e-3, 1.0, 30.0, 1e3])
+    y = torch.randint(K, (60,)) if K else torch.randn(60)
+    weight = 0.1 * torch.randn(*([K] if K else []), 4)
+    features = sparse.csr_matrix(x.numpy()) if sparse_rows else x
+    options = {"weight": weight, "weight_decay": weight_decay, "sample_weight": torch.arange(60.0) % 3}
+    problem = ProxProblem.from_features(loss, features, y, lr=100.0, **options)
+    point = BlockFW(tol=1e-6).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-6
+    assert point.steps < 1000
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), WestonWatkinsHinge()], ids=repr)
+def test_more_passes_never_make_it_worse(loss):
+    """The gap of block descent jumps up and down; the best point is returned."""
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 4) * torch.tensor([0.1, 1.0, 10.0, 100.0]), torch.arange(50) % 3
+    problem = ProxProblem.from_features(loss, x, y, lr=100.0)
+    gaps = [float(problem.gap(BlockFW(tol=0.0, max_passes=k).solve(problem))) for k in (1, 2, 3, 5, 8, 13, 21, 40, 80)]
+    for before, after in itertools.pairwise(gaps):
+        assert after <= before * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("inner", [-1, 1.5])

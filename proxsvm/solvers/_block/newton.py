@@ -21,7 +21,7 @@ STEPS = 25  # about as many as a problem takes
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED = 1e-9  # φ is solved once a step promises less than this fraction of its value
-IDLE = 12  # steps without a better point, after which rounding is all that is left
+IDLE = 12  # steps without a better point, after which rounding is what is left
 
 
 def work(n: int, M: int, F: int) -> float:
@@ -43,6 +43,7 @@ class Newton:
         self.center, self.W = s, self._weights(s)
         self.U = X @ self.W.t()
         self.h = self.first = float((p * self._best(X @ W0.t()).b(self._shaped(X @ W0.t()))).sum() / p.sum()) or 1.0
+        self.floor = FLOOR * self.first
 
     def _weights(self, s: Tensor) -> Tensor:
         return self.W0 - self.eta * (self.p[:, None] * s).t() @ self.X
@@ -116,13 +117,15 @@ class Newton:
         loss = self._best(self.U).b(self._shaped(self.U))
         value = float((self.p * loss).sum() + (self.W - self.W0).square().sum() / (2 * self.eta))
         if promise <= SOLVED * value:
-            self.center, self.h = s, max(SHRINK * self.h, FLOOR * self.first)
+            self.center, self.h = s, max(SHRINK * self.h, self.floor)
         return s
 
-    @property
-    def is_last(self) -> bool:
-        """Whether h has its least value."""
-        return self.h == FLOOR * self.first
+    def relax(self) -> bool:
+        """Raise h, because s has the rounding errors of v/h; False where it is as large as at first already."""
+        if self.floor >= self.first:
+            return False
+        self.h = self.floor = min(10 * self.floor, self.first)
+        return True
 
     def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
         """The derivative of φ along d, at t."""

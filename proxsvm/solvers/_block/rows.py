@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from proxsvm.solvers._block.states import AtomState, exact_state
 SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
+PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -51,10 +53,12 @@ class RowBlocks(Blocks):
         self.hull = origin.loss.hull(detached(origin.scores), origin.target)
         exact = exact_state(self.hull)
         self.state: BlockState = exact or AtomState(self.bounds, len(self.W), self.oracle)
-        self.evaluations, self.work, self.idle = 0, 0.0, 0
-        self.newton: newton.Newton | None = None  # takes over once the block steps have taken as long as it would
+        self.evaluations, self.work = 0, 0.0
+        self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
+        self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
+        self.newton: newton.Newton | None = None  # takes over where block steps are slow
         able = exact is not None and features.device.type == "cpu" and self.scale > 0
-        self.enough_work = newton.work(len(self.p), *self.W.shape) if able else float("inf")
+        self.newton_work = newton.work(len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
 
@@ -115,8 +119,9 @@ class RowBlocks(Blocks):
 
     def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
-        if self.work > self.enough_work:
+        if self.newton is not None or self._is_slow(now.gap, enough):
             return self._newton_step(now)
+        self.work += 5e4  # the evaluation, and what Python takes
         gap = self.scale * now.gap
         least, enough = SMALL_GAIN * gap / len(self.p), max(self.scale * enough, SMALL_REST * gap)
         order = np.flatnonzero(self.model.step * now.gain > least)
@@ -127,6 +132,18 @@ class RowBlocks(Blocks):
             order = order[:front]
             if total <= enough:
                 return
+
+    def _is_slow(self, gap: float, enough: float) -> bool:
+        """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
+        self.least_gap = min(gap, self.least_gap)
+        self.history.append((self.work, self.least_gap))
+        passes = len(self.history)
+        if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
+            return False
+        work, before = self.history[passes // 2]
+        decades, missing = math.log(before / self.least_gap), math.log(self.least_gap / max(enough, 1e-300))
+        times = missing / decades if decades > 0 else math.inf
+        return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > PASSES[1]
 
     def _newton_step(self, now: Evaluation) -> None:
         """A step of Newton's method; its point becomes the current one where D rises."""
@@ -140,11 +157,13 @@ class RowBlocks(Blocks):
             p, s = torch.as_tensor(self.p), torch.as_tensor(self.state.combination().s)
             self.newton = newton.Newton(self.hull, X, p, self.scale, W0, s, scores.shape)
         s = self.newton.step()
-        self.idle += 1
         if self.dual_of_zero + self.newton.dual(s) > now.dual:
             self.begin(FlatAtom(s.numpy(), self.bounds))
-            self.idle = 0
-        self.exhausted = self.newton.is_last and self.idle > newton.IDLE
+        self.idle += 1
+        if now.gap < 0.9 * self.least_gap:
+            self.least_gap, self.idle = now.gap, 0
+        elif self.idle > newton.IDLE and self.newton.h == self.newton.floor:
+            self.exhausted, self.idle = not self.newton.relax(), 0
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:

@@ -153,10 +153,10 @@ class AtomState(BlockState):
         self.counts = kept.sum(1)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Put all the weight on one feasible point."""
-        self.add(atom)
-        self.a[:] = 0.0
-        self.a[np.arange(len(self.a)), self.counts - 1] = 1.0
+        """Forget all atoms but the first, and put all the weight on one feasible point."""
+        self.A[:, 1], self.c[:, 1] = atom
+        self.a[:], self.counts[:] = 0.0, 2
+        self.a[:, 1] = 1.0
 
     def combination(self) -> FlatAtom:
         """Σ_t a_t (A_t, c_t)."""
