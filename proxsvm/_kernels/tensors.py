@@ -81,5 +81,3 @@ def compare(what: str, w: Tensors, x: Tensors) -> None:
             )
 
 
-from proxsvm._kernels.tensors_old import *  # noqa  TRANSITION
-from proxsvm._kernels.tensors_old import _transforms_active, _modes, _proxy_mode  # noqa
