@@ -38,7 +38,7 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
 	$(BIN)/python docs/notebooks/execute.py
 
-bench: setup  ## every benchmark into out/bench (about half an hour); some: make bench BENCH="step criterion"
+bench: setup  ## every benchmark into out/bench; some: make bench BENCH="step criterion"
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks $(BENCH)
 
 bench-quick: setup  ## a small variant of what a step costs, under two minutes
