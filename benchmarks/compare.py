@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,15 +39,20 @@ def compare(before: Path, after: Path) -> list[dict[str, Any]]:
 
 
 def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: list[str]) -> None:
-    """Benchmark ``commit``, in a worktree of its own, and this tree in turn, so that a noisy machine disturbs both."""
+    """Benchmark ``commit``, in a worktree of its own, and this tree in turn, so that a noisy machine disturbs both.
+
+    Both are measured by the benchmarks of this tree: the same questions, whatever that commit asked.
+    """
     out = out.resolve()
     trees = {"before": out / "tree", "after": Path.cwd()}
     subprocess.run(["git", "worktree", "add", "--detach", "--force", trees["before"], commit], check=True)
     try:
+        shutil.rmtree(trees["before"] / "benchmarks", ignore_errors=True)
+        shutil.copytree("benchmarks", trees["before"] / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
         for round in range(rounds):
             for label, tree in trees.items():
                 command = [sys.executable, "-m", "benchmarks", *names, "--out", out / label / str(round), *options]
-                subprocess.run(command, cwd=tree, check=True)
+                subprocess.run(command, cwd=tree, check=True, env={**os.environ, "PYTHONPATH": str(tree)})
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", trees["before"]], check=True)
 
