@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import graphlib
 import re
-import sys
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,16 +72,8 @@ def test_contributing_names_all_of_the_top():
     assert not sorted(path.name for path in top - named(CONTRIBUTING))
 
 
-def drawing() -> ModuleType:
-    path = ROOT / "docs" / "pictures" / "architecture.py"
-    spec = importlib.util.spec_from_file_location("architecture_picture", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_picture_names_what_exists_and_is_up_to_date():
-    picture = drawing()
+    picture = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "pictures" / "architecture.py")))
     boxes = [box for _, _, lane in picture.LANES for box in lane if box.color != picture.YOURS] + picture.BELOW
     assert len(boxes) > 5
     assert not [box.where for box in boxes if not (PACKAGE / box.where).exists()]
@@ -118,6 +110,19 @@ def test_imports_go_one_way(path):
         if package == "proxsvm" and rest[0] != part:
             assert LEVEL[rest[0]] < LEVEL[part], f"{part} imports {name}"
         assert package not in ("experiments", "benchmarks", "tests"), name
+
+
+def test_no_module_imports_itself_through_others():
+    """Lazy imports and those for type checkers included."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        graph[module] = set()
+        for name in imports(ast.parse(path.read_text())):
+            target = name if name in modules else name.rpartition(".")[0]
+            if target in modules and target != module:
+                graph[module].add(target)
+    graphlib.TopologicalSorter(graph).prepare()  # raises with the cycle
 
 
 def test_only_the_kernels_know_numba_and_addresses():
