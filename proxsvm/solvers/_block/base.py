@@ -48,6 +48,10 @@ class BlockState(ABC):
 
     overhead = 100.0
 
+    def is_stiff(self, h: Array) -> bool:
+        """Whether block descent would be slow, with the blocks' curvatures h, ``[n]``."""
+        return False
+
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible atom for each sample."""

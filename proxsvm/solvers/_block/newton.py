@@ -18,6 +18,7 @@ from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Hull
 from proxsvm.losses.base import Atom
 
 STEPS = 25  # about as many as a problem takes
+CG_STEPS = 30  # of the method of conjugate gradients
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED = 1e-9  # φ is solved once a step promises less than this fraction of its value
@@ -42,8 +43,10 @@ class Newton:
         self.hull, self.X, self.p, self.eta, self.W0, self.shape = hull, X, p, eta, W0, scores
         self.center, self.W = s, self._weights(s)
         self.U = X @ self.W.t()
+        self.root: tuple[Tensor, Tensor] | None
         self.h = self.first = float((p * self._best(X @ W0.t()).b(self._shaped(X @ W0.t()))).sum() / p.sum()) or 1.0
         self.floor = FLOOR * self.first
+        self.iterative, self.root = True, None  # conjugate gradients, and the factor of their preconditioner
 
     def _weights(self, s: Tensor) -> Tensor:
         return self.W0 - self.eta * (self.p[:, None] * s).t() @ self.X
@@ -77,6 +80,43 @@ class Newton:
         return torch.diag_embed(alpha).transpose(0, 1) - outer
 
     def _direction(self, s: Tensor, gradient: Tensor) -> Tensor:
+        """−Hessian⁻¹ gradient, up to a tenth for a smooth loss."""
+        if isinstance(self.hull, EntropySimplex) and self.iterative:
+            found = self._conjugate_gradients(s + self.hull.q, gradient)
+            if found is not None or gradient.numel() > MAX_SIDE:
+                return gradient / -self.eta if found is None else found
+            self.iterative = False  # the weights of the samples differ by too much
+        return self._factorised(s, gradient)
+
+    def _conjugate_gradients(self, alpha: Tensor, gradient: Tensor) -> Tensor | None:
+        """−Hessian⁻¹ gradient under the entropy, preconditioned by 1/η + XᵀpX/K, nearly the Hessian at W = 0."""
+        K, share = len(gradient), alpha / alpha.sum(1, keepdim=True).clamp(min=1e-300)
+        if self.root is None:
+            gram = self.X.t() @ (self.p[:, None] * self.X) / K
+            gram.diagonal().add_(1 / self.eta)
+            scale = gram.diagonal().rsqrt()
+            L, failed = torch.linalg.cholesky_ex(scale[:, None] * gram * scale)
+            if failed:
+                return None
+            self.root = scale, L
+        scale, L = self.root
+        d, r = torch.zeros_like(gradient), -gradient
+        z = toward = scale * torch.cholesky_solve((scale * r).t(), L).t()
+        now = first = (r * z).sum()
+        for _ in range(CG_STEPS):
+            moved = self.X @ toward.t()
+            curved = self.p[:, None] * alpha * (moved - (share * moved).sum(1, keepdim=True))
+            image = curved.t() @ self.X + toward / self.eta
+            step = now / (toward * image).sum()
+            d, r = d + step * toward, r - step * image
+            z = scale * torch.cholesky_solve((scale * r).t(), L).t()
+            now, before = (r * z).sum(), now
+            if now <= 1e-2 * first:
+                return d
+            toward = z + now / before * toward
+        return None
+
+    def _factorised(self, s: Tensor, gradient: Tensor) -> Tensor:
         """−Hessian⁻¹ gradient; the Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
         M, F = gradient.shape
         curvature, hessian = self._curvature(s), torch.zeros(M, F, M, F, dtype=s.dtype)

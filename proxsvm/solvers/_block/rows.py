@@ -137,6 +137,8 @@ class RowBlocks(Blocks):
         """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
+        if self.newton_work < math.inf and self.state.is_stiff(self.model.h):
+            return True
         passes = len(self.history)
         if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False

@@ -15,6 +15,7 @@ from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
 ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
+STIFF = 10.0  # the mean curvature h m from which Newton's method is faster under the entropy
 MAX_ATOMS = 16  # per sample; above, those without weight are dropped
 
 
@@ -83,6 +84,10 @@ class EntropyState(BlockState):
     """α of each sample, with s = m α − q and the tight offset c = m · entropy(α)."""
 
     overhead = 500.0  # exponentials and logarithms
+
+    def is_stiff(self, h: Array) -> bool:
+        """See :meth:`BlockState.is_stiff`; the entropy's own curvature is 1 or more."""
+        return bool((h * self.mass).mean() > STIFF)
 
     def __init__(self, hull: EntropySimplex) -> None:
         self.q = to_numpy(hull.q)
