@@ -62,7 +62,9 @@ class Kernels:
 
         ``key``: that of the same parameters in the last step. ``moments``: returns those of a diagonal metric.
         """
-        why = "it is switched off" if self.fused is False else _obstacle(w, g)
+        if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses on its own
+            return None
+        why = _obstacle(w, g)
         if why is None:
             known = self._known.get(key)
             if known is None or known.at != _addresses(w):
@@ -80,8 +82,6 @@ class Kernels:
 
 def _obstacle(w: Tensors, g: Tensors) -> str | None:
     """Why the loops cannot take these parameters and gradients; None if they can."""
-    if torch.compiler.is_compiling():
-        return "torch.compile fuses on its own"
     if not PLAIN.issuperset(map(type, w)) or not PLAIN.issuperset(map(type, g)):
         return "a parameter or its gradient is an instance of a subclass of torch.Tensor"
     if w[0].dtype not in DTYPES or not w[0].is_cpu:

@@ -64,7 +64,7 @@ class Store:
         learned: list[dict[str, Tensor]] = [{}] * len(owners)
         if metric.state:
             for p, own in zip(owners, states, strict=True):
-                if own.keys().isdisjoint(metric.state):
+                if not any(name in own for name in metric.state):
                     own.update(metric.start(p.detach()))
             learned = [{name: local(own[name]) for name in metric.state if name in own} for own in states]
         return Kept(

@@ -33,6 +33,15 @@ from tests.cases import LOSSES, MODELS, K, each_loss, mlp, setting
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
 
 
+class NoHostSync(TorchDispatchMode):
+    """Fails on whatever would make the host wait for the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.nonzero):
+            raise AssertionError(f"host synchronisation: {func}")
+        return func(*args, **(kwargs or {}))
+
+
 # A fake tensor has no values: reading one raises, as reading from an accelerator would make the host wait.
 
 
