@@ -434,8 +434,10 @@ class Geometry:
 
     def squared_length(self, x: Tensors) -> Tensor:
         """Σ x², without a metric: for the bound on the gradient norm."""
-        norms = [bucket.share * torch.stack(torch._foreach_norm(bucket.own(x))).to(bucket.dtype).square().sum()
-                 for bucket in self.buckets]
+        norms = [
+            bucket.share * torch.stack(torch._foreach_norm(bucket.own(x))).to(bucket.dtype).square().sum()
+            for bucket in self.buckets
+        ]
         return self.reduce([self._total(norms)])[0]
 
     # Vectors.

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import accumulator
 from proxsvm.geometry import Geometry, Group, Number, Params, Products, by_hand
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
@@ -461,4 +460,3 @@ class ProxProblem(Problem):
     def _is_start(self, point: DualPoint) -> bool:
         """Whether d = 0."""
         return point.steps == 0 and not any(g.decay for g in self.groups)
-

@@ -79,5 +79,3 @@ def compare(what: str, w: Tensors, x: Tensors) -> None:
                 f"on {a.device}: was p.data replaced or moved between two steps? Make a new optimizer, or clear what "
                 "belongs to the old parameter: optimizer.zero_grad() and optimizer.state.pop(p, None)"
             )
-
-

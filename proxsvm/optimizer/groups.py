@@ -116,7 +116,7 @@ def checked(group: dict[str, Any], memory: float = 0.0) -> dict[str, Any]:
         return group
     lr, mu, decay, average = group["lr"], group["momentum"], group["weight_decay"], group["average"]
     try:
-        eta = float(lr) if not isinstance(lr, Tensor) or type(lr) is Tensor and lr.is_cpu else 0.0
+        eta = float(lr) if not isinstance(lr, Tensor) or (type(lr) is Tensor and lr.is_cpu) else 0.0
         fine = -ROUNDING <= eta <= LARGEST and 0 <= mu < 1 and 0 <= decay < float("inf")
         fine = fine and (average is None or 0 <= average < 1) and not (memory and mu)
     except (TypeError, ValueError):

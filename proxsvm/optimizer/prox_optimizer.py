@@ -281,9 +281,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         problem_ = GradientProblem(space, first.delta, first.lam, graph.floor, max_norm=max_norm, past=past)
         return _Step(problem_, graph.mean(value.detach()))
 
-    def _after_backward(
-        self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None
-    ) -> _Step | None:
+    def _after_backward(self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None) -> _Step | None:
         """The step for the existing gradients; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(

@@ -15,4 +15,3 @@ class StepReport(NamedTuple):
     dual: Tensor
     gap: Tensor | None
     steps: int
-

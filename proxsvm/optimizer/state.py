@@ -1,8 +1,8 @@
 """What an optimizer keeps for its parameters between steps, in its ``state``.
 
-    state[p]:           q (memory), z (the paper's velocity), average, start (for lr="auto"), the metric's own (v, ...),
-                        and t, the steps that p has taken: one tensor for all that have taken the same steps
-    param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0-dim tensors for all groups
+state[p]:           q (memory), z (the paper's velocity), average, start (for lr="auto"), the metric's own (v, ...),
+                    and t, the steps that p has taken: one tensor for all that have taken the same steps
+param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0-dim tensors for all groups
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def test_other_orders_of_memory(same):
 def test_a_gradient_whose_memory_has_the_other_sign():
     x = torch.tensor([1 + 2j]).conj().imag  # −2, kept as 2
     assert x.is_neg()
-    assert float(Kernels(True).bind(0, [torch.ones(1)], [x], None, lambda: None).products(1, 0, None, None, True).wx) == -2
+    assert (
+        float(Kernels(True).bind(0, [torch.ones(1)], [x], None, lambda: None).products(1, 0, None, None, True).wx) == -2
+    )
 
 
 # Threads and processes.

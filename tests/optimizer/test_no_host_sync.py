@@ -27,7 +27,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import Atom
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
-from tests.cases import LOSSES, MODELS, K, each_loss, mlp, setting
+from tests.cases import LOSSES, MODELS, K, mlp, setting
 
 # Gradients are poisoned by hand here, which the optimizer notices.
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")

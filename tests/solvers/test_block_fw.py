@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from proxsvm.metrics._geometry import Geometry
 from scipy import sparse
 
 from proxsvm import ProxProblem
@@ -24,7 +25,6 @@ from proxsvm.losses import (
     WestonWatkinsHinge,
 )
 from proxsvm.metrics import Metric
-from proxsvm.metrics._geometry import Geometry
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
 from proxsvm.solvers._block.rows import MANY_ROWS, shuffled
 from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Hull
 from proxsvm.losses.base import Atom
+from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Hull
 
 STEPS = 25  # about as many as a problem takes
 CG_STEPS = 30  # of the method of conjugate gradients
