@@ -119,8 +119,8 @@ def check_metric(metric: Any) -> Metric:
 class Kept:
     """What an optimizer keeps for the parameters of a bucket between steps, lists with one tensor per parameter.
 
-    ``metric``: the state of the metric; ``steps``: how many steps they have taken, if that is needed; ``q``: the past (memory); ``z``: the
-    velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each None where there is none.
+    ``metric``: the state of the metric; ``steps``: how many steps they have taken, None where nobody needs it; ``q``:
+    the past (memory); ``z``: the velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each None where there is none.
     """
 
     metric: list[State]
@@ -191,6 +191,7 @@ class Bucket:
         metric, kept = self.group.metric, self.kept
         if not isinstance(metric, Diagonal):
             return None
+        assert kept.steps is not None
         correction = bias_correction(metric.beta2, kept.steps)
         return Moments([own["v"] for own in kept.metric], metric.beta2, metric.eps, correction)
 
@@ -201,6 +202,7 @@ class Bucket:
         if isinstance(metric, Matrix):
             return metric
         if self._matrix is None:
+            assert kept.steps is not None
             g = self.gradient()
             gradients, self._before = self.views(g), kept.metric
             if metric.elementwise:  # one vector instead of many parameters
@@ -264,7 +266,10 @@ class Bucket:
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
         push, drop = self.eta * factor, self.eta * self.group.decay
         lift = drop * gamma
-        rate = 0.0 if average is None else (9 / (10 + kept.steps)).clamp(min=1 - average)
+        rate: Number = 0.0
+        if average is not None:
+            assert kept.steps is not None
+            rate = torch.clamp(9 / (10 + kept.steps), min=1 - average)
         if isinstance(self.eta, Tensor) or self.eta == 0:
             skip = skip | (self.eta == 0)
         if x is None and self._loops is not None:
@@ -348,7 +353,8 @@ class Geometry:
         shares: Sequence[float] | None = None,
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
-        self._first_distance, self._kernels, self._r_squared = first_distance, kernels, None
+        self._first_distance, self._kernels = first_distance, kernels
+        self._r_squared: Tensor | None = None
         self.buckets = []
         for group in groups:
             for at in _split(params, group.at, keys, shares):
@@ -376,11 +382,11 @@ class Geometry:
             start, far, gradient = self.reduce(
                 [self._total([bucket.share * sums[k] for bucket, sums in auto]) for k in (2, 6, 5)]
             )
-            eta, self.history = distance_over_gradients(
+            found_eta, self.history = distance_over_gradients(
                 self.history, start=start, distance=far, gradient=gradient, first=self._first_distance
             )
             for bucket, _ in auto:
-                bucket.eta = bucket.group.eta * eta.to(bucket.device, bucket.dtype)
+                bucket.eta = bucket.group.eta * found_eta.to(bucket.device, bucket.dtype)
         found = []
         for bucket, sums in rows:
             eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, bucket.kept.q is not None
@@ -499,12 +505,11 @@ class Geometry:
         """
         for bucket in self.buckets:
             bucket.prepare()
-        return [
-            bucket.advance(
-                None if x is None else bucket.own(x), *(c.to(bucket.device) for c in (factor, gamma, skip)), memory
-            )
-            for bucket in self.buckets
-        ]
+        stayed = []
+        for bucket in self.buckets:
+            c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))
+            stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))
+        return stayed
 
     @property
     def past(self) -> list[Tensor]:

@@ -80,8 +80,8 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
     _require("momentum", mu, "μ in [0, 1)", lambda x: 0 <= x < 1)
     if memory and mu:
         raise ValueError(
-            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which γ "
-            "knows. The paper's own needs memory=0.0"
+            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which "
+            "γ knows. The paper's own needs memory=0.0"
         )
     average = group.get("average", defaults.get("average"))
     if average is not None:

@@ -130,7 +130,7 @@ def upgraded(state_dict: Any) -> Any:
     groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
     if not isinstance(groups, list) or not any(isinstance(g, Mapping) and "far" in g for g in groups):
         return state_dict
-    known = next((g for g in groups if "far" in g and g["far"] >= 0), {})
+    known: Mapping[str, Any] = next((g for g in groups if "far" in g and g["far"] >= 0), {})
     renamed = [{k: v for k, v in g.items() if k not in ("far", "squares")} for g in groups]
     if known:
         renamed[0] |= {"max_distance": known["far"], "squares": known["squares"]}
