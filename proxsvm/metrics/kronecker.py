@@ -73,7 +73,7 @@ class Kronecker(Metric):
                 G = g.reshape(len(g), -1)
                 for name, basis, side in (("L", "U", G), ("R", "V", G.T)):
                     if name in own:
-                        new[name] = torch.addmm(own[name], side, side.T, beta=self.beta, alpha=1 - self.beta)
+                        new[name] = self.beta * own[name] + (1 - self.beta) * (side @ side.T)
                         if own["age"] % self.every == 0:
                             new[basis] = _basis(new[name], own[basis], first=own["age"] == 0)
                 new["age"] = own["age"] + 1

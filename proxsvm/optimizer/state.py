@@ -149,7 +149,7 @@ def keep_precision(
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
-                if state[p][name] is x or state[p][name].dtype != x.dtype:
+                if isinstance(x, Tensor) and (state[p][name] is x or state[p][name].dtype != x.dtype):
                     state[p][name] = x.to(p.device, copy=True)
             if "t" in given:
                 t = state[p]["t"]
