@@ -18,14 +18,10 @@ class ClassLoss(ConvexLoss):
     """A loss of scores ``[n, K]`` and class indices ``[n]``, or ``[n, K, d1, ...]`` and ``[n, d1, ...]``.
 
     A score of −∞ masks a class: it is never chosen. If it is the true class, the loss is infinite, as torch's is.
-
-    Args:
-        weight: ``[K]``, how much a sample of each class counts; the mean is the weighted mean, as in torch.
-        ignore_index: samples of this class do not count.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+    The options are those of ``torch.nn.CrossEntropyLoss``; the mean is the weighted mean.
     """
 
-    options = ("weight", "ignore_index")
+    options: tuple[str, ...] = ("weight", "ignore_index")
     weight: Tensor | None
 
     def __init__(self, *, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
@@ -83,9 +79,8 @@ class ClassLoss(ConvexLoss):
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""
         raise TypeError(
-            f"{type(self).__name__} got a target of {target.dtype}; expected class indices (torch.long). For one-hot "
-            "targets pass target.argmax(1); for class probabilities use CrossEntropy; for mixup add two losses, "
-            "lam * criterion(scores, y_a) + (1 - lam) * criterion(scores, y_b)"
+            f"{type(self).__name__} got a target of {target.dtype}; expected class indices: target.argmax(1) if it is "
+            "one-hot; CrossEntropy takes probabilities; for mixup add lam * loss(u, y_a) and (1 - lam) * loss(u, y_b)"
         )
 
     def expand(self, scores: Tensor, target: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class RegressionLoss(ConvexLoss):
 class BinaryLoss(PiecewiseLinearLoss):
     """A loss of scores and labels 0 and 1 of the same shape, ``[n, ...]``; ``ignore_index`` labels are left out."""
 
-    options = ("ignore_index",)
+    options: tuple[str, ...] = ("ignore_index",)
 
     def __init__(self, *, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)

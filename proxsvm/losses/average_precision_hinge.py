@@ -29,10 +29,6 @@ class AveragePrecisionHinge(BinaryLoss):
     To rank the samples of a batch for each label of a multi-label problem, pass ``scores.T`` and ``target.T``.
     NaN or infinite scores make the loss NaN or infinite, and the optimizer skips the step.
 
-    Args:
-        ignore_index: the label of items to leave out.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
-
     >>> AveragePrecisionHinge()(torch.tensor([[1.0, 1.0]]), torch.tensor([[1, 0]]))      # the wrong order: AP = 1/2
     tensor(0.5000)
     >>> AveragePrecisionHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[1, 0, 0]]))   # 1 - 1/2 - 2/2 · 0.5

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -140,30 +139,20 @@ class ConvexLoss(nn.Module):
         return None
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
-        """Check the input and convert it to standard form; raises before anything has changed.
-
-        Half-precision scores become float32, because a value is a sum of many terms.
-        """
+        """Check the input and convert it to standard form: half-precision scores become float32."""
         first = parts(scores)[0]
         if not isinstance(first, Tensor) or first.dim() == 0 or first.numel() == 0:
             given = f"shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
-            raise ValueError(
-                f"{type(self).__name__} got scores of {given}; expected a tensor with at least one sample in its "
-                "first dimension (skip empty batches)"
-            )
+            expected = "a tensor [n, ...] with at least one sample (skip empty batches)"
+            raise ValueError(f"{type(self).__name__} got scores of {given}; expected {expected}")
         for u in parts(scores):
             if not u.is_floating_point() or u.dtype.itemsize < 2 or u.layout is not torch.strided:
-                raise TypeError(
-                    f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected dense floating-point "
-                    "numbers of at least 16 bits: scores.float(), or scores.to_dense()"
-                )
+                expected = "dense numbers of at least 16 bits: scores.float(), or scores.to_dense()"
+                raise TypeError(f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected {expected}")
         return like(scores, tuple([widened(u) for u in parts(scores)])), target
 
     def expand(self, scores: Any, target: Any) -> Any:
-        """Prepared scores as the oracle and the solvers take them: finite, and one entry per sample.
-
-        A loss whose samples share scores (the transitions of a chain) repeats them here, differentiably.
-        """
+        """Prepared scores as the solvers take them: finite, and repeated where samples share them, as transitions."""
         return scores
 
     # What follows from that.
@@ -177,10 +166,7 @@ class ConvexLoss(nn.Module):
         return soft.where(soft.value_at(scores) > 0, exact)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
-        """ℓ(u_i; y_i) of prepared scores, ``[n]``, differentiable, and the atom that was differentiated, if any.
-
-        By default ⟨s, u⟩ + c, whose gradient is s: none flows through the choice of the atom.
-        """
+        """ℓ(u_i; y_i) of prepared scores, ``[n]``, differentiable, and the atom whose s is the gradient, if any."""
         scores = self.expand(scores, target)
         with torch.no_grad():
             atom = self.direction(detached(scores), target)
@@ -206,10 +192,8 @@ class ConvexLoss(nn.Module):
             raise ValueError(f"sample_weight has shape {tuple(given.shape)}; expected {expected}")
         weight = given.to(like)
         total = weight.sum()
-        require(
-            (weight >= 0) & (total > 0) & (total < math.inf),
-            "sample_weight must be finite, non-negative and not all zero: a negative one would make the loss concave",
-        )
+        ok = (weight >= 0) & (total > 0) & (total < torch.inf)
+        require(ok, "sample_weight must be finite, non-negative and not all zero, or the loss would not be convex")
         return weight
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:

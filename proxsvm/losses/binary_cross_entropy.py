@@ -27,8 +27,7 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
     Args:
         weight: ω, anything that broadcasts to the target; 1 if None.
-        pos_weight: π, anything that broadcasts to the target; 1 if None.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        pos_weight: π, likewise.
 
     >>> BinaryCrossEntropy()(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
     tensor(1.3863)

@@ -79,8 +79,8 @@ class Atom:
 class Polytope(NamedTuple):
     """The hull of S(y) for a batch, in cvxpy's variables.
 
-    ``s``: one expression per score tensor, ``[n, size]`` flattened within the sample; ``offset``: ``[n]``, affine or,
-    for a loss with infinitely many atoms, concave: the largest c of each s, −ℓ*(s).
+    ``s``: one expression ``[n, size]`` per score tensor; ``offset``: ``[n]``, affine or, for a loss of infinitely many
+    atoms, concave: the largest c of each s, −ℓ*(s).
     """
 
     s: tuple[Any, ...]
@@ -105,12 +105,7 @@ class Hull(ABC):
 
 
 class ClosedHull(Hull):
-    """A hull of one score tensor with a closed form, which the fast solvers use:
-
-        nearest(v, h) = argmax over (s, c) in the hull of  ⟨s, v⟩ + c − (h/2) ‖s‖²
-
-    As h → 0 it becomes the oracle's vertex, ``best(v)``.
-    """
+    """A hull of one score tensor with a closed form, which the fast solvers use."""
 
     @abstractmethod
     def best(self, v: Tensor) -> Atom:
@@ -118,7 +113,7 @@ class ClosedHull(Hull):
 
     @abstractmethod
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The atom with a quadratic around it; ``h`` > 0 broadcasts to the scores."""
+        """argmax over (s, c) in the hull of ⟨s, v⟩ + c − (h/2) ‖s‖²; ``h`` > 0 broadcasts to the scores."""
 
     @abstractmethod
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
@@ -146,12 +141,7 @@ def one_hot(scores: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Listed(Hull):
-    """The convex hull of a few atoms, each for the whole batch, and of (0, 0), which every loss has.
-
-    >>> hull = Listed([Atom(torch.tensor([[1.0]]), torch.tensor([-2.0])), Atom(torch.tensor([[-1.0]]), torch.zeros(1))])
-    >>> hull.best(torch.tensor([[3.0]]))
-    Atom(s=tensor([[1.]]), offset=tensor([-2.]))
-    """
+    """The convex hull of a few atoms, each for the whole batch, and of (0, 0), which every loss has."""
 
     atoms: Sequence[Atom]
 
@@ -175,9 +165,6 @@ class Listed(Hull):
         return Polytope(tuple(s), offset, [cp.sum(alpha, axis=1) <= 1])
 
 
-# Classes.
-
-
 @dataclass(frozen=True)
 class Simplex(ClosedHull):
     """s = α − e_y, c = ⟨cost, α⟩ over α ≥ 0, Σ_k α_k = 1: the multi-class hinge.
@@ -189,19 +176,14 @@ class Simplex(ClosedHull):
     tensor([[-1.,  1.]])
     >>> hull.nearest(torch.tensor([[0.5, 0.0]]), torch.tensor(1.0)).s     # α = e_y + (v + cost)/h = [1.5, 1], projected
     tensor([[-0.2500,  0.2500]])
-    >>> hull.contains(torch.tensor([[-0.5, 0.5]]), 1e-6), hull.contains(torch.tensor([[0.5, -0.5]]), 1e-6)
-    (True, False)
     """
 
     target: Tensor
     cost: Tensor
 
-    def _atom(self, alpha: Tensor) -> Atom:
-        return Atom(alpha - one_hot(alpha, self.target), (alpha * self.cost).sum(1))
-
     def lift(self, s: Tensor) -> Tensor:
-        """⟨cost, s + e_y⟩."""
-        return (s * self.cost).sum(1) + self.cost.gather(1, self.target[:, None]).squeeze(1)
+        """⟨cost, s⟩, which is ⟨cost, α⟩."""
+        return (s * self.cost).sum(1)
 
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
@@ -212,7 +194,9 @@ class Simplex(ClosedHull):
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
-        return self._atom(project_on_simplex(one_hot(v, self.target) + (v + self.cost) / h))
+        e_y = one_hot(v, self.target)
+        alpha = project_on_simplex(e_y + (v + self.cost) / h)
+        return Atom(alpha - e_y, (alpha * self.cost).sum(1))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """The directions that keep Σα and every α_k = 0."""
@@ -335,9 +319,6 @@ class EntropySimplex(Hull):
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
 
 
-# Outputs, each for itself.
-
-
 @dataclass(frozen=True)
 class QuadraticBox(Hull):
     """low ≤ s ≤ high, c ≤ −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², with low ≤ 0 ≤ high; all of the scores' shape."""
@@ -378,8 +359,6 @@ class Box(QuadraticBox, ClosedHull):
     Atom(s=tensor([1.]), offset=tensor([-2.5000]))
     >>> hull.nearest(torch.tensor([3.0]), torch.tensor(1.0))
     Atom(s=tensor([0.5000]), offset=tensor([-1.2500]))
-    >>> hull.contains(torch.tensor([0.5]), 1e-6), hull.contains(torch.tensor([1.5]), 1e-6)
-    (True, False)
     """
 
     def best(self, v: Tensor) -> Atom:
@@ -412,12 +391,9 @@ class EntropyBox(Hull):
     b: Tensor
 
     def lift(self, s: Tensor) -> Tensor:
-        """m times the entropy of (s + a)/m and (b − s)/m."""
-        mass, entr = self.a + self.b, torch.special.entr
-        share = mass.clamp(min=torch.finfo(s.dtype).tiny)
-        on, off = ((s + self.a) / share).clamp(0, 1), ((self.b - s) / share).clamp(0, 1)  # 1 − α would lose digits
-        entropy: Tensor = mass * (entr(on) + entr(off))
-        return entropy.reshape(len(s), -1).sum(1)
+        """For each output that of two classes, with q = (a, b)."""
+        q, both = (torch.stack(pair, -1).reshape(-1, 2) for pair in ((self.a, self.b), (s, -s)))
+        return EntropySimplex(q).lift(both).reshape(len(s), -1).sum(1)
 
     def express(self) -> Polytope:
         """α as the variable, by exponential cones."""
@@ -425,9 +401,6 @@ class EntropyBox(Hull):
         alpha = cp.Variable(a.shape)
         offset = cp.sum(cp.multiply(mass, cp.entr(alpha) + cp.entr(1 - alpha)), axis=1)
         return Polytope((cp.multiply(mass, alpha) - a,), offset, [alpha >= 0, alpha <= 1])
-
-
-# Structures.
 
 
 @dataclass(frozen=True)

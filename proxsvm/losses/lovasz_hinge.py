@@ -26,8 +26,8 @@ class LovaszHinge(BinaryLoss):
     Args:
         per_image: True: every image is a sample, and the loss the mean over images. False: the pixels of the whole
             batch form one sample, which is less noisy where the object is missing from many images.
-        ignore_index: the label of pixels to leave out. The loss of an image that has no others is 0.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        options: ``ignore_index``, the label of pixels to leave out (an image without others has the loss 0), and
+            ``reduction``, as in torch.
 
     >>> logits = torch.tensor([[[3.0, -2.0], [0.5, -3.0]]])          # [n, H, W]
     >>> mask = torch.tensor([[[1, 0], [0, 0]]])

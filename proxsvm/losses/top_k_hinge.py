@@ -20,6 +20,7 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
 
     Reference: Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015 (their top-k hinge α).
 
+    >>> import torch
     >>> TopKHinge(2)(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]))
     tensor(0.2500)
     """

@@ -17,6 +17,7 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
 
     Reference: Weston and Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999.
 
+    >>> import torch
     >>> WestonWatkinsHinge()(torch.tensor([[1.0, 0.5, 2.0]]), torch.tensor([0]))
     tensor(2.5000)
     """
