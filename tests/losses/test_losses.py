@@ -22,7 +22,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import detached
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
-from tests.cases import LOSSES, K, cost_matrix, expanded
+from tests.cases import LOSSES, K, TwoBits, cost_matrix, expanded
 
 seeds = st.integers(0, 10_000)
 sizes = st.integers(1, 7)
