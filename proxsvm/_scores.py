@@ -25,21 +25,13 @@ def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
 
 
 def detached(scores: T) -> T:
-    """``scores`` without their graph, in the same structure.
-
-    >>> detached((torch.ones(1, requires_grad=True),))
-    (tensor([1.]),)
-    """
+    """``scores`` without their graph, in the same structure."""
     given: Any = scores
     return cast(T, like(given, tuple(u.detach() for u in parts(given))))
 
 
 def widened(x: Tensor) -> Tensor:
-    """``x`` as float32 where it has half precision: a value is a sum of many terms.
-
-    >>> widened(torch.ones(1, dtype=torch.float16)).dtype
-    torch.float32
-    """
+    """``x`` as float32 where it has half precision: a value is a sum of many terms."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -10,11 +10,9 @@ from proxsvm.losses.hulls import Rivals
 
 
 class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
-    """ℓ(u; y) = Σ_{k ≠ y} max(0, 1 + u_k − u_y).
+    """ℓ(u; y) = Σ_{k ≠ y} max(0, 1 + u_k − u_y): K times ``torch.nn.MultiMarginLoss``.
 
     Atoms: s = Σ_{k in A} (e_k − e_y), c = |A|, for every set A of wrong classes. Scores ``[n, K]``, target ``[n]``.
-    It is K times ``torch.nn.MultiMarginLoss``, which divides by the number of classes.
-
     Options ``weight``, ``ignore_index`` and ``reduction`` as in :class:`~proxsvm.losses.MultiClassHinge`.
 
     Reference: Weston and Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999.
