@@ -148,9 +148,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         """
         if self.structure is not None:
             u, y = self.structure.prepare(type(self).__name__, scores, target, **given)
-            u = self.expand(u, y)
-            best = self.structure.best(u if target is None else add(u, self._part_costs(y, u)), y)
-            return self.structure.labels(best, y)
+            return self.structure.decode(u if target is None else add(u, self._part_costs(y, u)), y)
         listed = self.labellings(scores, target)
         if listed is None:
             raise NotImplementedError(f"{type(self).__name__} must define decode(scores, target) or labellings(...)")

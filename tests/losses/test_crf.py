@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, TreeCRF, TreeHinge
-from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import check_loss, verify
+from proxsvm.solvers import ExactQP, MultiStepFW
+from proxsvm.verification import verify
 from tests.cases import expanded
 
 
@@ -113,35 +113,6 @@ def test_it_is_pytorch_crf(batch_first, masked, reduction):
     torch.testing.assert_close(total / mask.sum(), per_token, atol=1e-10, rtol=1e-10)
 
 
-def test_a_chain_is_a_tree():
-    B, T, K = 4, 5, 3
-    unary, own, labels = torch.randn(B, T, K), torch.randn(B, T, K, K), torch.randint(K, (B, T))
-    parents, lengths = torch.arange(-1, T - 1).expand(B, T), torch.tensor([5, 2, 1, 3])
-    chain, tree = ChainCRF(), TreeCRF()
-    torch.testing.assert_close(
-        chain((unary, own[:, 1:]), (labels, lengths)), tree((unary, own), (labels, parents, lengths))
-    )
-    a = chain.marginals((unary, own[:, 1:]), lengths=lengths)
-    b = tree.marginals((unary, own), parents=parents, sizes=lengths)
-    torch.testing.assert_close(a[0], b[0])
-    torch.testing.assert_close(a[1], b[1][:, 1:])
-
-
-def test_the_hinges_smoothed_atom_is_the_gradient_of_the_likelihood():
-    scores, labels = (torch.randn(3, 4, 3), torch.randn(3, 3)), torch.randint(3, (3, 4))
-    hinge, crf = ChainHinge(smooth=True), ChainCRF()
-    soft = hinge.smoothed(*expanded(hinge, scores, labels))
-    for a, b in zip(soft.s, crf.oracle(*expanded(crf, scores, labels)).s, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_they_are_the_largest_of_their_tangent_planes():
-    B, T, K = 4, 5, 3
-    scores, labels = (torch.randn(B, T, K), torch.randn(K, K)), torch.randint(K, (B, T))
-    check_loss(ChainCRF(), scores, (labels, torch.tensor([5, 3, 1, 4])))
-    check_loss(TreeCRF(), scores, (labels, torch.tensor([[1, 2, -1, 2, 0]]).expand(B, -1)))
-
-
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 10.0, 1000.0]))
 def test_the_atom_is_its_own_value(seed, scale):
     """⟨s, u⟩ + c, with c the entropy of the marginals, is log Z − score(y)."""
@@ -185,49 +156,10 @@ def crf_problem(lr: float, tree: bool, forbidden: bool = False) -> ProxProblem:
     return ProxProblem.from_scores(loss, scores, target, [*model.parameters(), A], lr=lr, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize("lr", [0.1, 3.0])
-def test_every_step_is_certified(tree, lr):
-    problem = crf_problem(lr, tree)
-    best = ExactQP().solve(problem)
-    assert problem.gap(best) == pytest.approx(0, abs=1e-6)
-    for solver in (SingleStepFW(), MultiStepFW(20), CorrectiveFW(max_steps=60), BlockFW(tol=1e-6)):
-        report = verify(problem, solver)
-        assert report.ok, report
-    assert verify(problem, CorrectiveFW(max_steps=300, tol=1e-7)).optimal
-
-
 def test_the_entropy_leaves_out_what_is_forbidden():
     problem = crf_problem(1.0, False, forbidden=True)
     assert problem.gap(ExactQP().solve(problem)) == pytest.approx(0, abs=1e-6)
     assert verify(problem, MultiStepFW(100)).ok
-
-
-@pytest.mark.parametrize("forbid", ["unary", "pairwise"])
-def test_a_forbidden_truth_has_an_infinite_loss(forbid):
-    unary, pairwise = torch.randn(2, 3, 3), torch.randn(3, 3)
-    if forbid == "unary":
-        unary[0, 1, 2] = -torch.inf
-    else:
-        pairwise[0, 2] = -torch.inf
-    value = ChainCRF(reduction="none")((unary, pairwise), torch.tensor([[0, 2, 1], [1, 1, 1]]))
-    assert value[0] == torch.inf
-    assert value[1].isfinite()
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_scores_that_are_not_finite_make_the_loss_so(bad):
-    unary, pairwise = torch.zeros(2, 3, 3), torch.zeros(3, 3)
-    labels = torch.zeros(2, 3, dtype=torch.long)
-    assert not ChainCRF()((unary.index_fill(1, torch.tensor([1]), bad), pairwise), labels).isfinite()
-    assert not ChainCRF()((unary, pairwise.index_fill(1, torch.tensor([1]), bad)), labels).isfinite()
-
-
-def test_gradients_flow_to_shared_scores():
-    B, T, K = 3, 4, 3
-    leaves = [torch.randn(s, requires_grad=True) for s in ((B, T, K), (K, K), (K,), (K,))]
-    labels, lengths = torch.randint(K, (B, T)), torch.tensor([4, 2, 3])
-    assert torch.autograd.gradcheck(lambda *u: ChainCRF()(u, (labels, lengths)), leaves)
 
 
 def test_they_take_what_the_hinges_take():

@@ -15,7 +15,7 @@ from proxsvm import ProxProblem, losses
 from proxsvm.losses import Atom, ChainCRF, ChainHinge, TreeHinge
 from proxsvm.losses.base import parts
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import check_loss, verify
+from proxsvm.verification import verify
 
 
 def every_labelling(V: int, K: int) -> Tensor:
@@ -36,16 +36,6 @@ def draw_values(seed: int, ties: bool, *shape: int) -> Tensor:
     """Gaussian scores, or small integers, which tie."""
     torch.manual_seed(seed)
     return torch.randint(-1, 2, shape).to(torch.get_default_dtype()) if ties else torch.randn(shape)
-
-
-def random_parents(size: int, roots: bool) -> list[int]:
-    """A random tree (or forest) with its nodes in random order."""
-    name = torch.randperm(size).tolist()
-    parents = [-1] * size
-    for v in range(1, size):
-        if not (roots and torch.rand(()) < 0.2):
-            parents[name[v]] = name[int(torch.randint(v, ()))]
-    return parents
 
 
 shapes = {
@@ -95,27 +85,6 @@ def test_a_chain_is_its_enumeration(B, V, K, seed, ties, own, ends, normalize, w
             torch.testing.assert_close(node[i, t], expected)
 
 
-@settings(max_examples=300)
-@given(**shapes, shared=st.booleans(), roots=st.booleans())
-def test_a_tree_is_its_enumeration(B, V, K, seed, ties, shared, roots):
-    unary = draw_values(seed, ties, B, V, K)
-    pairwise = draw_values(seed + 1, ties, *((K, K) if shared else (B, V, K, K)))
-    labels, sizes = torch.randint(K, (B, V)), torch.randint(1, V + 1, (B,))
-    trees = [random_parents(size, roots) for size in sizes.tolist()]
-    parents = torch.tensor([tree + [-1] * (V - len(tree)) for tree in trees])
-    loss = TreeHinge(reduction="none")
-    value = loss((unary, pairwise), (labels, parents, sizes))
-    predicted = loss.decode((unary, pairwise), parents=parents, sizes=sizes)
-    for i, tree in enumerate(trees):
-        T = len(tree)
-        every, y = every_labelling(T, K), labels[i, :T]
-        p = pairwise.expand(V, K, K) if shared else pairwise[i]
-        score = tree_score(every, unary[i], p, tree)
-        best = float((score + (every != y).sum(1)).max() - tree_score(y[None], unary[i], p, tree))
-        assert value[i] == pytest.approx(best, abs=1e-9)
-        assert score[every.eq(predicted[i, :T]).all(1)] == pytest.approx(float(score.max()), abs=1e-9)
-
-
 @given(seed=st.integers(0, 10**6), more=st.integers(1, 4), smooth=st.booleans(), normalize=st.booleans())
 def test_padding_never_changes_a_result(seed, more, smooth, normalize):
     torch.manual_seed(seed)
@@ -139,16 +108,6 @@ def test_padding_never_changes_a_result(seed, more, smooth, normalize):
         results.append((value, g_unary[:, :T], g_own[:, : T - 1], predicted[:, :T]))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("smooth", [False, True])
-def test_they_are_support_functions(smooth):
-    B, T, K = 4, 5, 3
-    scores, labels = (torch.randn(B, T, K), torch.randn(K, K)), torch.randint(K, (B, T))
-    check_loss(ChainHinge(smooth=smooth), scores, (labels, torch.tensor([5, 3, 1, 4])))
-    check_loss(
-        TreeHinge(smooth=smooth, normalize=True), scores, (labels, torch.tensor([[1, 2, -1, 2, 0]]).expand(B, -1))
-    )
 
 
 def test_a_chain_is_a_tree():
@@ -193,18 +152,6 @@ def test_the_flow_polytope_is_the_hull_of_the_labellings(lr):
         torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
 
 
-def test_the_trees_polytope_is_exact():
-    B, V, K = 3, 4, 2
-    w = torch.randn(K, 3, requires_grad=True)
-    A = torch.randn(B, V, K, K, requires_grad=True)
-    parents = torch.tensor([[1, -1, 1, 2], [-1, 0, 0, 0], [-1, 0, -1, -1]])
-    target = (torch.randint(K, (B, V)), parents, torch.tensor([4, 4, 3]))
-    problem = ProxProblem.from_scores(TreeHinge(), (torch.randn(B, V, 3) @ w.T, A), target, [w, A], lr=2.0)
-    best = ExactQP().solve(problem)
-    assert problem.gap(best) == pytest.approx(0, abs=1e-7)
-    assert verify(problem, MultiStepFW(50)).ok
-
-
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("lr", [0.05, 0.3])  # at 0.3 it takes hundreds of steps
 def test_solvers_stay_below_the_exact_value_and_reach_it(lr, smooth):
@@ -223,13 +170,6 @@ def test_solvers_stay_below_the_exact_value_and_reach_it(lr, smooth):
 def test_corrective_and_block_solvers_reach_the_exact_value(solver, lr):
     report = verify(chain_problem(ChainHinge(), lr), solver)
     assert report.optimal, report
-
-
-def test_gradients_flow_to_shared_scores():
-    B, T, K = 3, 4, 3
-    leaves = [torch.randn(s, requires_grad=True) for s in ((B, T, K), (K, K), (K,), (K,))]
-    labels, lengths = torch.randint(K, (B, T)), torch.tensor([4, 2, 3])
-    assert torch.autograd.gradcheck(lambda *u: ChainHinge()(u, (labels, lengths)), leaves)
 
 
 U, P, Y = torch.zeros(2, 3, 4), torch.zeros(4, 4), torch.zeros(2, 3, dtype=torch.long)
@@ -281,9 +221,3 @@ def test_bad_trees_are_refused(case):
 def test_bad_costs_are_refused(cost):
     with pytest.raises(ValueError, match="cost"):
         ChainHinge(cost)
-
-
-def test_a_mask_is_as_good_as_lengths():
-    scores, labels, lengths = (torch.randn(2, 3, 4), torch.randn(4, 4)), torch.randint(4, (2, 3)), torch.tensor([3, 1])
-    mask = torch.arange(3) < lengths[:, None]
-    assert ChainHinge()(scores, (labels, lengths)) == ChainHinge()(scores, (labels, mask))

@@ -15,10 +15,10 @@ from proxsvm._scores import inner, like, parts
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.losses.hulls import paid
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.structures import Structure
+from proxsvm.structures import Chain, Structure
 from proxsvm.structures.base import add
 from proxsvm.verification import check_loss, verify
-from tests.structures.cases import LIKELIHOODS, STRUCTURES, B, each_likelihood, each_structure, enumerate_all
+from tests.structures.cases import LIKELIHOODS, STRUCTURES, B, each_likelihood, each_structure, enumerate_all, holes
 
 seeds = st.integers(0, 10**6)
 
@@ -205,3 +205,17 @@ def test_scores_that_are_not_finite_make_the_loss_so(case, bad):
         assert not loss((everywhere, *scores[1:]), target).isfinite()
         if "mask" not in case.name:  # the first part may be padding
             assert not loss((worse, *scores[1:]), target).isfinite()
+
+
+@pytest.mark.parametrize("loss", losses(Chain()), ids=repr)
+def test_padding_by_uint8_masks_and_by_minus_100(loss):
+    """As in pytorch-crf, and as in CrossEntropy."""
+    scores, labels = (torch.randn(B, 4, 3), torch.randn(3, 3)), torch.randint(3, (B, 4))
+    for mask in (torch.arange(4) < torch.tensor([[4], [1], [3]]), holes()):
+        expected = loss(scores, (labels, mask))
+        ignored = labels.masked_fill(~mask, -100)
+        padded = scores[0].masked_fill(~mask[..., None], torch.nan), scores[1]
+        for target in ((labels, mask.to(torch.uint8)), ignored, (ignored, mask), (ignored, torch.full((B,), 4))):
+            assert torch.equal(loss(padded, target), expected)
+    with pytest.raises(ValueError, match="empty sample"):
+        loss(scores, torch.full((B, 4), -100))
