@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxsvm.losses._targets import tensor_target
+from proxsvm._scores import tensor_target
 from proxsvm.losses.base import ConvexLoss
 
 

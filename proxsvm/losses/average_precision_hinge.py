@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import known
-from proxsvm.losses._targets import binary_target
+from proxsvm._scores import binary_target, known
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
 
 
@@ -40,6 +39,8 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
     >>> AveragePrecisionHinge()(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[1, 0, 0]]))   # 1 - 1/3 + 2/2 · 1
     tensor(1.6667)
     """
+
+    shown = ("ignore_index",)
 
     def __init__(self, *, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -91,7 +92,3 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
             better = real & (gain > best)
             best, first = torch.where(better, gain, best), torch.where(better, k, first)
         return first.cummax(1).values  # increasing, except for rounding
-
-    def extra_repr(self) -> str:
-        """With the options."""
-        return f"ignore_index={self.ignore_index}, {super().extra_repr()}"

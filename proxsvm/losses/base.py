@@ -118,6 +118,7 @@ class ConvexLoss(nn.Module):
     exact: bool = True
     """Whether :meth:`oracle` always finds the best atom; if not, values and gaps are lower bounds, not certificates."""
     smooth: bool = False  # a hinge that can be smoothed sets it, and defines `smoothed`
+    shown: tuple[str, ...] = ()  # attributes that the repr shows
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -252,8 +253,9 @@ class ConvexLoss(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """The options, which differ between losses."""
-        return f"reduction={self.reduction!r}" + (", smooth=True" if self.smooth else "")
+        """The options of the loss, its ``shown`` attributes first."""
+        shown = "".join(f"{name}={getattr(self, name)!r}, " for name in self.shown)
+        return f"{shown}reduction={self.reduction!r}" + (", smooth=True" if self.smooth else "")
 
 
 class PiecewiseLinearLoss(ConvexLoss):

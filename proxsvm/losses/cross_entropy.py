@@ -35,6 +35,8 @@ class CrossEntropy(ClassLoss, SmoothLoss):
     tensor(0.6931)
     """
 
+    shown = ("label_smoothing",)
+
     def __init__(
         self,
         *,
@@ -117,17 +119,10 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return EntropySimplex(self._distribution(scores, target))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        """m times the entropy of q/m; 0 for a hard target. With label smoothing it is one scalar per true class."""
-        if target.is_floating_point():
+        """m times the entropy of q/m; 0 for a hard target."""
+        if self.label_smoothing or target.is_floating_point():
             return self.hull(scores, target).lift(torch.zeros_like(scores))
-        if not self.label_smoothing:
-            return None
-        weight = torch.ones_like(scores[0]) if self.weight is None else self.weight.to(scores)
-        other = self.label_smoothing / len(weight) * weight  # q_k of the classes that are not true
-        own = (1 - self.label_smoothing) * weight + other
-        mass, entr = other.sum() - other + own, torch.special.entr
-        of_class: Tensor = entr(other).sum() - entr(other) + entr(own) - entr(mass)
-        return of_class[self.classes(scores, target)] * (target != self.ignore_index)
+        return None
 
     def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         """The class weights are in q; the mean divides by those of the true classes, or by n for probabilities."""
@@ -135,8 +130,3 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return None
         counts = super().weights(scores, target)
         return None if counts is None else ((target != self.ignore_index).to(scores.dtype), counts[1])
-
-    def extra_repr(self) -> str:
-        """With ε."""
-        smoothing = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
-        return smoothing + super().extra_repr()

@@ -24,6 +24,8 @@ class Huber(RegressionLoss, SmoothLoss):
     tensor(1.6250)
     """
 
+    shown = ("delta",)
+
     def __init__(self, delta: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         if not 0 < delta < float("inf"):
@@ -37,7 +39,3 @@ class Huber(RegressionLoss, SmoothLoss):
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
         """The box |s_j| ≤ δ, under a paraboloid."""
         return QuadraticBox(target, ridge=1.0, bound=self.delta)
-
-    def extra_repr(self) -> str:
-        """With δ."""
-        return f"delta={self.delta}, {super().extra_repr()}"

@@ -22,6 +22,8 @@ class L1Regression(RegressionLoss, PiecewiseLinearLoss):
     tensor(3.)
     """
 
+    shown = ("epsilon",)
+
     def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         if not 0 <= epsilon < math.inf:
@@ -31,7 +33,3 @@ class L1Regression(RegressionLoss, PiecewiseLinearLoss):
     def hull(self, scores: Tensor, target: Tensor) -> Box:
         """The box −1 ≤ s ≤ 1 with the band."""
         return Box(-torch.ones_like(scores), torch.ones_like(scores), target, self.epsilon)
-
-    def extra_repr(self) -> str:
-        """With ε."""
-        return f"epsilon={self.epsilon}, {super().extra_repr()}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses._targets import binary_target
+from proxsvm._scores import binary_target
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
 
 
@@ -36,6 +36,8 @@ class LovaszHinge(PiecewiseLinearLoss):
     >>> LovaszHinge()(logits, torch.tensor([[[1, 0], [-100, 0]]]))
     tensor(0.)
     """
+
+    shown = ("per_image", "ignore_index")
 
     def __init__(self, *, per_image: bool = True, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -75,7 +77,3 @@ class LovaszHinge(PiecewiseLinearLoss):
         g = torch.where(positive == 1, 1 / union, negative) * (error > 0)
         s = torch.zeros_like(scores).scatter_(1, order, -sign.gather(1, order) * g)
         return Atom(s, g.sum(1))
-
-    def extra_repr(self) -> str:
-        """With the options."""
-        return f"per_image={self.per_image}, ignore_index={self.ignore_index}, {super().extra_repr()}"

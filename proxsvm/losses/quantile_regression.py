@@ -25,6 +25,8 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
     tensor(0.5000)
     """
 
+    shown = ("tau",)
+
     def __init__(self, tau: float | Sequence[float], *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         levels = torch.as_tensor(tau, dtype=torch.float64)
@@ -51,7 +53,3 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         else:  # filled on the device: copying them there would synchronise
             tau = torch.stack([scores.new_full((), level) for level in self.tau]).expand(scores.shape)
         return Box(-tau, 1 - tau, target)
-
-    def extra_repr(self) -> str:
-        """With τ."""
-        return f"tau={self.tau}, {super().extra_repr()}"

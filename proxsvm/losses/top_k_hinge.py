@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
-from proxsvm.losses.hulls import TopKSimplex
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 
 
 class TopKHinge(ClassLoss, PiecewiseLinearLoss):
@@ -23,10 +23,11 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
 
     Reference: Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015 (their top-k hinge α).
 
-    >>> import torch
     >>> TopKHinge(2)(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]))
     tensor(0.2500)
     """
+
+    shown = ("k",)
 
     def __init__(
         self,
@@ -48,10 +49,12 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
             raise ValueError(f"TopKHinge(k={self.k}) got scores of {scores.shape[1]} classes; expected at least k")
         return scores, target
 
-    def hull(self, scores: Tensor, target: Tensor) -> TopKSimplex:
-        """The top-k simplex."""
-        return TopKSimplex(self.classes(scores, target), self.k, scores.shape[1])
-
-    def extra_repr(self) -> str:
-        """With k."""
-        return f"k={self.k}, {super().extra_repr()}"
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """The k classes with the largest margins, or 0 where their mean is not positive."""
+        y = self.classes(scores, target)[:, None]
+        top = (scores - scores.gather(1, y) + 1).scatter(1, y, 0.0).topk(self.k, dim=1, sorted=False)
+        value = top.values.mean(1)
+        share = (value > 0).to(scores)[:, None] / self.k
+        wrong = self.k - (top.indices == y).any(1, keepdim=True).to(scores)
+        s = torch.zeros_like(scores).scatter(1, top.indices, share.expand(-1, self.k)).scatter(1, y, -share * wrong)
+        return Atom(s, (share * wrong).squeeze(1), value.clamp(min=0))
