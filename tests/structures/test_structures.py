@@ -16,7 +16,17 @@ from proxsvm._scores import inner, like, parts
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.losses.hulls import paid
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.structures import Chain, Grid, Matching, SpanningTree, Structure
+from proxsvm.structures import (
+    Alignment,
+    Chain,
+    Grid,
+    Matching,
+    ProjectiveTree,
+    Segments,
+    SpanningTree,
+    Spans,
+    Structure,
+)
 from proxsvm.structures.base import add
 from proxsvm.verification import check_loss, verify
 from tests.cases import expanded
@@ -235,3 +245,57 @@ def test_padding_by_uint8_masks_and_by_minus_100(loss):
             assert torch.equal(loss(padded, target), expected)
     with pytest.raises(ValueError, match="empty sample"):
         loss(scores, torch.full((B, 4), -100))
+
+
+HEADS = torch.tensor([[2, 0, 2], [0, 1, 1]])
+MOVES = torch.tensor([[[0, 2, -1], [-1, -1, 0]]])
+SPAN = torch.tensor([[[0, -1, 0], [-1, 0, 0], [-1, -1, 0]]])
+ENDS = torch.tensor([[1, 0, 1]])
+BAD = {
+    "a cycle": (SpanningTree(), (2, 4, 4), torch.tensor([[2, 1, 0], [0, 1, 1]]), "cycle"),
+    "a second root": (SpanningTree(), (2, 4, 4), HEADS * torch.tensor([[1, 1, 0]]), "second one"),
+    "no root": (ProjectiveTree(), (2, 4, 4), HEADS.clamp(min=1), "no root"),
+    "crossing arcs": (ProjectiveTree(), (1, 5, 5), torch.tensor([[3, 0, 2, 2]]), "cross"),
+    "a head outside": (SpanningTree(), (2, 4, 4), HEADS + 3, "neither the root nor a word"),
+    "heads beyond the length": (SpanningTree(), (2, 4, 4), (HEADS, torch.tensor([3, 0])), "length outside"),
+    "a length above the scores'": (SpanningTree(), (2, 4, 4), (HEADS, torch.tensor([4, 3])), "length outside"),
+    "no words": (SpanningTree(), (2, 1, 1), HEADS[:, :0], "with T ≥ 1 words"),
+    "no arc labels": (SpanningTree(), (2, 4, 4, 2), HEADS, "not \\(heads, labels"),
+    "an arc label outside": (SpanningTree(), (2, 4, 4, 2), (HEADS, HEADS + 2), "label outside"),
+    "heads of another shape": (SpanningTree(), (2, 4, 4), HEADS[:, :2], "heads of shape"),
+    "float heads": (SpanningTree(), (2, 4, 4), HEADS.double(), "integer tensor"),
+    "no target": (SpanningTree(), (2, 4, 4), None, "got no target"),
+    "scores of another form": (SpanningTree(), (2, 4), HEADS, "expected \\[B, T \\+ 1, T \\+ 1\\]"),
+    "an open segment": (Segments(), (1, 3, 2, 2), (ENDS * 0, ENDS * 0), "no segment ends"),
+    "a long segment": (Segments(), (1, 3, 1, 2), (ENDS * 0, ENDS - 1 + torch.tensor([[0, 0, 1]])), "more than L"),
+    "a segment of two labels": (Segments(), (1, 3, 3, 2), (torch.tensor([[0, 1, 0]]), ENDS), "different labels"),
+    "a segment label outside": (Segments(), (1, 3, 2, 2), (ENDS + 1, ENDS), "label outside"),
+    "a gap between segments": (Segments(), (1, 3, 2, 2), [[(0, 1, 0), (2, 3, 0)]], "from 1 on"),
+    "too few spans": (Spans(), (1, 3, 3, 1), SPAN.clamp(max=-1), "no binary tree"),
+    "crossing spans": (Spans(), (1, 4, 4, 1), None, "cross"),
+    "a span label outside": (Spans(), (1, 3, 3, 1), SPAN + 1, "label outside"),
+    "a broken path": (Alignment(), (1, 2, 3, 3), MOVES.masked_fill(MOVES == 2, -1), "no path"),
+    "a move outside": (Alignment(), (1, 2, 3, 3), MOVES + 3, "move outside"),
+    "an assignment twice": (Matching(), (1, 2, 2), torch.tensor([[1, 1]]), "two rows share"),
+    "a column outside": (Matching(), (1, 2, 2), torch.tensor([[1, 2]]), "column outside"),
+    "more rows than columns": (Matching(), (1, 3, 2), torch.tensor([[0, 1, 1]]), "more rows than columns"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    structure, shape, target, message = BAD[name]
+    if name == "crossing spans":  # seven spans, of which 0-1 and 1-2 cross
+        target = torch.full((1, 4, 4), -1)
+        target[0, [0, 1, 2, 3, 0, 1, 0], [0, 1, 2, 3, 1, 2, 3]] = 0
+    with pytest.raises((ValueError, TypeError), match=message):
+        StructuredHinge(structure)(torch.zeros(shape), target)
+
+
+def test_what_has_no_sum_has_no_likelihood():
+    with pytest.raises(ValueError, match="use StructuredHinge"):
+        CRF(Matching())
+    with pytest.raises(ValueError, match="needs marginals"):
+        StructuredHinge(Grid(), smooth=True)
+    with pytest.raises(ValueError, match="no labels for a cost matrix"):
+        StructuredHinge(Matching(), cost=1 - torch.eye(2))(torch.zeros(1, 2, 2), torch.tensor([[0, 1]]))
