@@ -98,6 +98,12 @@ class Forest(Structure):
         forbidden = ((at_node <= FORBIDDEN / 2) | (at_edge <= FORBIDDEN / 2)).flatten(1).any(1)
         return (unary - at_node - at_edge, pairwise), torch.where(forbidden, -torch.inf, at_node.new_zeros(()))
 
+    def moved(self, scores: Any, toward: Any, step: Tensor) -> tuple[Tensor, Tensor]:
+        """As for every structure; pairwise scores that samples share become ``[B, K, K]``."""
+        (unary, pairwise), (d, e) = scores, toward
+        size = step.reshape(-1, *[1] * max(2, pairwise.dim() - 1))
+        return unary + step[:, None, None] * d, pairwise + size * e
+
     def decode(self, scores: Any, target: Labelling) -> Tensor:
         """From the gradient in the unary scores alone."""
         unary, pairwise = scores
