@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import known
-from proxsvm.losses._targets import tensor_target
+from proxsvm._scores import known, tensor_target
 from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
 
 MASKED = -1e7  # for −∞: so low that the class is never chosen, but no lower, because a QP loses digits to large numbers

@@ -7,21 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import require
+from proxsvm._scores import require, tensor_target
 from proxsvm.losses.base import ConvexLoss, PiecewiseLinearLoss, Reduction
-
-
-def tensor_target(name: str, target: Any, of: str = "") -> Tensor:
-    """The target of the loss ``name``, a tensor ``of`` something.
-
-    >>> tensor_target("MyLoss", [1.0])
-    Traceback (most recent call last):
-    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(target)
-    """
-    if not isinstance(target, Tensor):
-        given = f"{name} got a target that is a {type(target).__name__}"
-        raise TypeError(f"{given}; expected a tensor{of and f' of {of}'}: torch.as_tensor(target)")
-    return target
 
 
 class RegressionLoss(ConvexLoss):

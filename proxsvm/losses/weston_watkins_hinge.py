@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses.base import PiecewiseLinearLoss
-from proxsvm.losses.hulls import Rivals
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss
 
 
 class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
@@ -22,6 +21,10 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
     tensor(2.5000)
     """
 
-    def hull(self, scores: Tensor, target: Tensor) -> Rivals:
-        """The box of the wrong classes."""
-        return Rivals(self.classes(scores, target), scores.shape[1])
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """Every class within the margin."""
+        y = self.classes(scores, target)[:, None]
+        margin = (scores - scores.gather(1, y) + 1).scatter(1, y, 0.0).clamp(min=0)
+        active = (margin > 0).to(scores)
+        count = active.sum(1, keepdim=True)
+        return Atom(active.scatter(1, y, -count), count.squeeze(1), margin.sum(1))

@@ -19,7 +19,7 @@ from proxsvm.losses import (
     TopKHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.losses.base import detached
+from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
 from tests.cases import LOSSES, K, TwoBits, cost_matrix, expanded
@@ -174,13 +174,18 @@ def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
 
 
 def test_a_subclass_may_have_another_oracle():
-    class Twice(MultiClassHinge):
-        def oracle(self, scores, target):
-            s, c = super().oracle(scores, target)
-            return Atom(2 * s, 2 * c)
+    for kind, scores, target in (
+        (MultiClassHinge, torch.randn(5, K), torch.randint(K, (5,))),
+        (losses.CrossEntropy, torch.randn(5, K), torch.randint(K, (5,))),
+        (losses.ChainHinge, (torch.randn(5, 3, K), torch.randn(K, K)), torch.randint(K, (5, 3))),
+    ):
 
-    u, y = torch.randn(5, K), torch.randint(K, (5,))
-    torch.testing.assert_close(Twice()(u, y), 2 * MultiClassHinge()(u, y))
+        class Twice(kind):
+            def oracle(self, scores, target):
+                atom = super().oracle(scores, target)
+                return Atom(like(atom.s, tuple(2 * s for s in parts(atom.s))), 2 * atom.offset)
+
+        torch.testing.assert_close(Twice()(scores, target), 2 * kind()(scores, target))
 
 
 class Wrong(ConvexLoss):
