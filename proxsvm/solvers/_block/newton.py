@@ -11,10 +11,12 @@ maximisers s_i are a dual point, with a certified gap. A smooth loss needs no h.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import ClosedHull, EntropySimplex, Hull
+from proxsvm.losses._hulls import ClosedHull, EntropySimplex
 from proxsvm.losses.base import Atom
 
 STEPS = 25  # about as many as a problem takes
@@ -39,7 +41,7 @@ class Newton:
     ``scores`` is the shape in which the hull takes s and v.
     """
 
-    def __init__(self, hull: Hull, X: Tensor, p: Tensor, eta: float, W0: Tensor, s: Tensor, scores: torch.Size) -> None:
+    def __init__(self, hull: Any, X: Tensor, p: Tensor, eta: float, W0: Tensor, s: Tensor, scores: torch.Size) -> None:
         self.hull, self.X, self.p, self.eta, self.W0, self.shape = hull, X, p, eta, W0, scores
         self.center, self.W = s, self._weights(s)
         self.U = X @ self.W.t()
@@ -55,8 +57,7 @@ class Newton:
         return x.reshape(self.shape)
 
     def _best(self, U: Tensor) -> Atom:
-        found = self.hull.best(self._shaped(U))
-        assert found is not None
+        found: Atom = self.hull.best(self._shaped(U))
         return found
 
     def _respond(self, U: Tensor) -> Tensor:
@@ -74,7 +75,9 @@ class Newton:
         if isinstance(self.hull, ClosedHull):
             rows = torch.eye(M, dtype=s.dtype)[:, None].expand(M, n, M).reshape(M, *self.shape)
             return self.hull.tangent(self._shaped(s), rows).reshape(M, n, M) / self.h
-        assert isinstance(self.hull, EntropySimplex)
+        if not isinstance(self.hull, EntropySimplex):  # a box under a paraboloid
+            free = (s == ((self.U - self.hull.center.reshape(n, M)) / self.hull.ridge)).to(s)
+            return torch.diag_embed(free).transpose(0, 1) / float(self.hull.ridge)
         alpha, mass = s + self.hull.q, self.hull.q.sum(1, keepdim=True)
         outer = alpha.t()[:, :, None] * (alpha / torch.where(mass > 0, mass, 1.0))
         return torch.diag_embed(alpha).transpose(0, 1) - outer
