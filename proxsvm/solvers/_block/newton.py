@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import ClosedHull, EntropySimplex
+from proxsvm.losses._hulls import ClosedHull, EntropyBox, EntropySimplex
 from proxsvm.losses.base import Atom
 
 STEPS = 25  # about as many as a problem takes
@@ -75,6 +75,9 @@ class Newton:
         if isinstance(self.hull, ClosedHull):
             rows = torch.eye(M, dtype=s.dtype)[:, None].expand(M, n, M).reshape(M, *self.shape)
             return self.hull.tangent(self._shaped(s), rows).reshape(M, n, M) / self.h
+        if isinstance(self.hull, EntropyBox):
+            low, high = (s + self.hull.a.reshape(n, M)), (self.hull.b.reshape(n, M) - s)
+            return torch.diag_embed(low * high / (low + high).clamp(min=1e-300)).transpose(0, 1)
         if not isinstance(self.hull, EntropySimplex):  # a box under a paraboloid
             free = (s == ((self.U - self.hull.center.reshape(n, M)) / self.hull.ridge)).to(s)
             return torch.diag_embed(free).transpose(0, 1) / float(self.hull.ridge)

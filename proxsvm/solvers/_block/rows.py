@@ -12,6 +12,7 @@ from torch import Tensor
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
+from proxsvm.losses._hulls import EntropyBox
 from proxsvm.losses.base import detached
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
@@ -57,7 +58,11 @@ class RowBlocks(Blocks):
         self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
         self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
         self.newton: newton.Newton | None = None  # takes over where block steps are slow
-        able = exact is not None and features.device.type == "cpu" and self.scale > 0
+        able = (
+            (exact is not None or isinstance(self.hull, EntropyBox))
+            and features.device.type == "cpu"
+            and self.scale > 0
+        )
         self.newton_work = newton.work(len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
