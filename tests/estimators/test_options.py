@@ -57,10 +57,10 @@ def test_regression_losses_by_name():
     target = X[:, 0] + np.random.default_rng(0).standard_normal(len(X))
     ridge = LinearSVR(loss="squared_error", tol=1e-13, **NO_INTERCEPT).fit(X[:, 1:], target)
     expected = Ridge(alpha=5.0, fit_intercept=False).fit(X[:, 1:], target)  # 1/(2C)
-    np.testing.assert_allclose(ridge.coef_, expected.coef_, atol=1e-6)
+    np.testing.assert_allclose(ridge.coef_, expected.coef_, atol=1e-5)
     huber = LinearSVR(loss="huber", tol=1e-13, **NO_INTERCEPT).fit(X[:, 1:], target)
     slopes = np.clip(huber.predict(X[:, 1:]) - target, -1, 1)
-    np.testing.assert_allclose(huber.coef_, -0.1 * X[:, 1:].T @ slopes, atol=1e-6)  # the gradient is 0
+    np.testing.assert_allclose(huber.coef_, -0.1 * X[:, 1:].T @ slopes, atol=1e-5)  # the gradient is 0
 
 
 @pytest.mark.parametrize("weights", [{0: 1.0, 1: 5.0, 2: 0.2}, "balanced"])
