@@ -24,8 +24,8 @@ from experiments.structured.runs import Runs, arguments, need
 from proxsvm import ProxOptimizer
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, GridHinge, LovaszHinge, MultiClassHinge
-from proxsvm.losses._graph_cut import maxflow_cut, scipy_cut
 from proxsvm.solvers import SingleStepFW
+from proxsvm.structures import maxflow_cut, scipy_cut
 
 ROAD, UNLABELLED = 3, 11
 HOW = (

@@ -27,9 +27,9 @@ from experiments.structured import camvid, chunking, ocr
 from experiments.structured.runs import Runs, arguments, need
 from proxsvm import ProxOptimizer
 from proxsvm.losses import ChainCRF, ChainHinge, ConvexLoss, GridHinge
-from proxsvm.losses._graph_cut import maxflow_cut, scipy_cut
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import SingleStepFW
+from proxsvm.structures import maxflow_cut, scipy_cut
 
 AVERAGE = 0.99  # for every method; the shortest run has 480 steps
 STEP = 10**0.5  # from one η to the next

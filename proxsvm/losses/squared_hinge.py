@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import Hull, Polytope
-from proxsvm.losses._hulls.base import cvxpy, flat
 from proxsvm.losses._regression import RegressionLoss, per_sample
 from proxsvm.losses.base import Atom, require
+from proxsvm.losses.hulls import Hull, Polytope, cvxpy, flat
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 

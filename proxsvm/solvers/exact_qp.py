@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from proxsvm._extras import load
-from proxsvm.losses._hulls import Hull, Listed
 from proxsvm.losses.base import Atom, detached, like, parts
+from proxsvm.losses.hulls import Hull, Listed
 from proxsvm.point import DualPoint, certified
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import to_numpy
@@ -76,7 +76,7 @@ class ExactQP(DualSolver):
         """``point``, with a warning where its certified gap is above ``tol`` and rounding."""
         assert point.gap is not None
         scale = 1.0 + abs(float(problem.dual(point)))
-        rounding = 100.0 * torch.finfo(point.delta[0].dtype).eps * scale
+        rounding = max(1e-9, 100.0 * torch.finfo(point.delta[0].dtype).eps) * scale  # the solver's own, at least
         relative = float(problem.relative(point.gap, point))
         if relative > self.tol and float(point.gap) > rounding:
             warnings.warn(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxsvm._kernels import block_loops as loops
-from proxsvm.losses._hulls import project_on_simplex
+from proxsvm.losses.hulls import project_on_simplex
 
 
 @given(size=st.integers(2, 9), seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e6), listed=st.booleans())

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import Atom, detached, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy, unflatten

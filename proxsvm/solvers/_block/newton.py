@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import ClosedHull, EntropyBox, EntropySimplex
 from proxsvm.losses.base import Atom
+from proxsvm.losses.hulls import ClosedHull, EntropyBox, EntropySimplex
 
 STEPS = 25  # about as many as a problem takes
 CG_STEPS = 30  # of the method of conjugate gradients

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import EntropyBox
 from proxsvm.losses.base import detached
+from proxsvm.losses.hulls import EntropyBox
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy

@@ -11,7 +11,7 @@ import torch
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import Box, EntropySimplex, Hull, QuadraticBox, Simplex
+from proxsvm.losses.hulls import Box, EntropySimplex, Hull, QuadraticBox, Simplex
 from proxsvm.losses.squared_hinge import RidgeBox
 from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom

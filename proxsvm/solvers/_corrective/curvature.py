@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import Array
-from proxsvm._numbers import best_gamma
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import Atom, detached, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import ProxProblem, best_gamma
 from proxsvm.solvers._corrective.base import ScoreSpacePoint
 
 MISSED = 0.5  # the fraction of the curvature missed in the last move that the model expects in the next
