@@ -218,7 +218,7 @@ def test_solvers_stay_below_the_exact_value_and_reach_it(lr, smooth):
 
 @pytest.mark.parametrize("lr", [0.3, 1.0, 5.0])
 @pytest.mark.parametrize(
-    "solver", [CorrectiveFW(max_steps=300, tol=1e-6), BlockFW(tol=1e-6, compiled=False)], ids=lambda s: type(s).__name__
+    "solver", [CorrectiveFW(max_steps=300, tol=1e-6), BlockFW(tol=1e-6)], ids=lambda s: type(s).__name__
 )
 def test_corrective_and_block_solvers_reach_the_exact_value(solver, lr):
     report = verify(chain_problem(ChainHinge(), lr), solver)
