@@ -309,6 +309,17 @@ def test_newtons_method_starts_from_any_weights(name, weight_decay, sparse_rows)
     assert point.steps < 1000
 
 
+@pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), L1Regression()], ids=repr)
+def test_newtons_method_works_on_the_smaller_side(loss):
+    torch.manual_seed(0)
+    x = 30 * torch.randn(1, 1500) + torch.randn(25, 1500)  # nearly parallel rows
+    y = torch.arange(25) % 3
+    problem = ProxProblem.from_features(loss, x, torch.randn(25) if isinstance(loss, L1Regression) else y, lr=1.0)
+    point = BlockFW(tol=1e-4).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-4
+    assert point.steps < 200
+
+
 @pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), WestonWatkinsHinge()], ids=repr)
 def test_more_passes_never_make_it_worse(loss):
     """The gap of block descent jumps up and down; the best point is returned."""

@@ -159,13 +159,13 @@ class RowBlocks(Blocks):
             assert isinstance(scores, Tensor)
             assert self.hull is not None
             assert self.problem.linearization.features is not None
-            X, w = self.problem.linearization.features.to_dense().double(), self.problem.params[0]
-            W0 = (w - self.scale * self.problem.geometry.r()[0]).double().reshape(self.W.shape)
-            p, s = torch.as_tensor(self.p), torch.as_tensor(self.state.combination().s)
-            self.newton = newton.Newton(self.hull, X, p, self.scale, W0, s, scores.shape)
-        s = self.newton.step()
-        if self.dual_of_zero + self.newton.dual(s) > now.dual:
-            self.begin(FlatAtom(s.numpy(), self.bounds))
+            X, s = self.problem.linearization.features.to_dense().double(), self.state.combination().s
+            u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
+            p = torch.as_tensor(self.p)
+            self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
+        found = self.newton.step()
+        if self.dual_of_zero + self.newton.dual(found) > now.dual:
+            self.begin(FlatAtom(found.numpy(), self.bounds))
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0
