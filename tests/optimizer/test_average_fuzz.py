@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from proxsvm import ProxOptimizer, follow
+from proxsvm import follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 BETA = 0.8
 

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm import checkpoint, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_no_host_sync import NoHostSync
 from tests.optimizer.test_one_path import KINDS
 from tests.optimizer.test_optimizer import batches

@@ -12,10 +12,10 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 from tests.optimizer.test_optimizer import batches
 

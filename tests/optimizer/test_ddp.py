@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import DualPoint, ProxOptimizer, ProxProblem
+from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.parallel import run_on_ranks
 
 STEPS, BATCH, SINGLE = 50, 8, SingleStepFW()

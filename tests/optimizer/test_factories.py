@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 
 def network() -> nn.Module:

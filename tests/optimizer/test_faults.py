@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, checkpoint
+from proxsvm import checkpoint
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches, optimizer_for, train
 from tests.parallel import run_on_ranks
 

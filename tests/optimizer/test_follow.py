@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer, checkpoint, follow, unfollow
+from proxsvm import checkpoint, follow, unfollow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_averages import BETA, STEPS, go_on, make, reference, run_and_kill
 from tests.optimizer.test_optimizer import batches
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 BAD = st.sampled_from([float("nan"), float("inf"), -float("inf")])
 

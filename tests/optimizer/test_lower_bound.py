@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy, L1Regression
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.parallel import run_on_ranks
 
 LR, DECAY = 20.0, 0.01

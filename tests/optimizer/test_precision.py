@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches
 
 HALF = [torch.bfloat16, torch.float16]

@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss
 from proxsvm.optimizer.record import Record
 from proxsvm.optimizer.watch import watch
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches, optimizer_for
 
 

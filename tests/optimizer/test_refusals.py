@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 
 

@@ -16,9 +16,10 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from examples import plain
-from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm import checkpoint, follow
 from proxsvm.losses import CrossEntropy
 from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # theirs, not ours
 

