@@ -13,52 +13,49 @@ _INNER = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torc
 _WAYS_OUT = (
     "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call that criterion "
     "on the model's logits; or call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's "
-    "Trainer, which computes its own loss, pass "
-    "compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
+    "Trainer, pass compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
 )
+_TOTAL = "call optimizer.backward(total) instead of total.backward(), or optimizer.step(loss=total)"
 NO_VALUE = (
     "step() has no loss value: no value of this optimizer's own criterion (optimizer.loss) that depends on its "
     f"parameters was differentiated since zero_grad(). Three ways out: {_WAYS_OUT}. (A copy of the criterion, as "
     "sklearn.clone and skorch make one, is not watched: use optimizer.loss itself; in skorch, override get_loss.)"
-)
-AVERAGED = (
-    "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
-    "start from them: call optimizer.train() before the forward pass, or model.train() if the model follows it. "
-    "(To train a model whose modules are in evaluation mode, call optimizer.train() after model.eval().)"
 )
 NO_ORIGIN = (
     "this value does not come straight from a proxsvm loss, so its scores are unknown: return criterion(model(x), y) "
     "itself, with reduction 'mean' or 'sum', not scaled, added to or detached, with gradients enabled. (Loss weights "
     f"belong in lr or sample_weight.) If another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
+AVERAGED = (
+    "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
+    "start from them: call optimizer.train() before the forward pass, or model.train() if the model follows it. "
+    "(To train a model whose modules are in evaluation mode, call optimizer.train() after model.eval().)"
+)
 MISSING = (
     "a term of the loss is missing from the record: it was differentiated, but the optimizer does not know its value, "
-    "so γ is wrong. Call optimizer.backward(total) instead of total.backward(), or declare the term, "
-    "term = optimizer.watch(term), or pass what was differentiated, optimizer.step(loss=total)"
+    f"so γ is wrong. Declare the term, term = optimizer.watch(term), or {_TOTAL}"
 )
 ZERO = (
     "the recorded loss value is 0, but its gradient is not. If a term was added to the criterion's value, it is "
-    "missing from the record, and no step moves the parameters any more: call optimizer.backward(total) instead of "
-    "total.backward(), or optimizer.step(loss=total). (At a kink of the loss, where the value is 0, this is harmless.)"
+    f"missing from the record, and no step moves the parameters any more: {_TOTAL}. (At a kink of the loss, where the "
+    "value is 0, this is harmless.)"
 )
 SECOND_ORDER = (
     "a recorded loss value was differentiated with create_graph=True. If that gradient is itself differentiated (MAML, "
-    "unrolled steps, gradient penalties), the record is wrong, and so is γ: call optimizer.backward(total) instead of "
-    "total.backward(), or optimizer.step(loss=total)"
+    f"unrolled steps, gradient penalties), the record is wrong, and so is γ: {_TOTAL}"
 )
 WEIGHTS = (
     "the samples of a loss with reduction='none' were given different weights. If these depend on the values (focal "
-    "loss, log-sum-exp), the record is wrong, and so is γ: call optimizer.backward(total) instead of total.backward(), "
-    "or optimizer.step(loss=total). Constant weights are right; as sample_weight= they cause no warning"
+    f"loss, log-sum-exp), the record is wrong, and so is γ: {_TOTAL}. Constant weights are right; as sample_weight= "
+    "they cause no warning"
 )
 USED = (
-    "another optimizer has taken a step for the same loss value: each would move its parameters as if it had to remove "
-    "the whole loss alone, and both together would go too far. Put all parameters into one ProxOptimizer, as parameter "
-    "groups with options of their own"
+    "another optimizer has taken a step for the same loss value, and both together would go too far. Put all "
+    "parameters into one ProxOptimizer, as parameter groups with options of their own"
 )
 INSIDE = (
     "a value that is recorded already is inside the value of a module that is watched, and would count twice. Watch "
-    "only one of the two modules, or leave out watch() and call optimizer.backward(total) instead of total.backward()"
+    f"only one of the two modules, or none, and {_TOTAL}"
 )
 SHARED = (
     "several optimizers watch this criterion, and sharded parameters (FSDP2) do not show which of them a value belongs "

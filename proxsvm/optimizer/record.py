@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,11 +19,10 @@ from proxsvm.optimizer.messages import USED
 class Record:
     """Σ weight × value of what was differentiated since ``clear()``, on the device.
 
-    A watched value passes through ``value · one``, where ``one`` is a leaf tensor of value 1. The product is the value
-    bit for bit, and d(weight · value · one)/d one = weight · value, so ``one.grad`` is the record: summed over
-    micro-batches like gradients, whatever the user divides by, in eager mode and inside a compiled graph. The loss's
-    lower bound is recorded in the same way, with a leaf of value 0 in ``value · one + floor · zero``. This is right for
-    weighted sums of values; :meth:`backward` records any function of them.
+    A watched value passes through ``value · one``, where ``one`` is a leaf tensor of value 1: the value, bit for bit.
+    d(weight · value · one)/d one = weight · value, so ``one.grad`` is the record, summed over micro-batches like
+    gradients, in eager mode and inside a compiled graph. The loss's lower bound is recorded with a leaf of value 0, in
+    ``value · one + floor · zero``. This is right for weighted sums; :meth:`backward` records any function of values.
 
     Args:
         params: returns the optimizer's parameters; only values that depend on one of them are recorded.
@@ -38,7 +38,8 @@ class Record:
 
     def __init__(self, params: Callable[[], Sequence[Tensor]], like: Tensor, hidden: bool = False) -> None:
         self._params, self.hidden = params, hidden
-        self.guard = Guard(list if hidden else params)
+        self.guard = Guard([] if hidden else params())
+        self.inside = threading.local()  # its depth: how many watched modules are being evaluated in a thread
         self._first = self._new(like)  # the leaves one and zero of the usual dtype and device, and those of others
         self._others: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._users: list[list[weakref.ref[Record]]] = []  # for each value: the record whose step has used it
@@ -59,7 +60,6 @@ class Record:
                 seen = seen + floor * zero
             seen.origin = origin  # type: ignore[attr-defined]
         if not compiling:
-            self.guard.computed(value)
             self._listen(seen, (one, zero), getattr(value, "users", []))
         return seen
 
@@ -67,13 +67,13 @@ class Record:
         """Let ``seen`` tell when a backward pass reaches it."""
         me, seen.users = weakref.ref(self), users  # type: ignore[attr-defined]
 
-        def differentiate(weight: Tensor) -> None:
+        def reached(weight: Tensor) -> None:
             if (record := me()) is not None:
                 record._begin(leaves)
                 record._users.append(users)
                 record.guard.differentiated(weight)
 
-        seen.register_hook(differentiate)  # type: ignore[no-untyped-call]
+        seen.register_hook(reached)  # type: ignore[no-untyped-call]
 
     def _begin(self, leaves: Iterable[Tensor]) -> None:
         """A backward pass has reached a value, but not yet its ``leaves``: drop the record of cleared gradients."""
@@ -148,9 +148,8 @@ class Record:
             return one, zero
         if torch.compiler.is_compiling():  # a graph cannot create a leaf
             return one.to(like), zero.to(like)
-        if (key := (like.dtype, like.device)) not in self._others:
-            self._others[key] = self._new(like)
-        return self._others[key]
+        key = (like.dtype, like.device)
+        return self._others.get(key) or self._others.setdefault(key, self._new(like))
 
     def _new(self, like: Tensor) -> tuple[Tensor, Tensor]:
         one, zero = (torch.full((), at, dtype=like.dtype, device=like.device, requires_grad=True) for at in (1.0, 0.0))

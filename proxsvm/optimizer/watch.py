@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -49,7 +48,7 @@ class _Watch:
         """A value inside a watched value counts once, as a part of it."""
         if not torch.compiler.is_compiling():
             for record in self.live():
-                _inside.depth[record] = _inside.depth.get(record, 0) + 1
+                record.inside.depth = getattr(record.inside, "depth", 0) + 1
 
     def leave(self, module: nn.Module, args: Any, value: Any) -> Any:
         records = self.live()
@@ -60,7 +59,7 @@ class _Watch:
                 return criterion_of_several_optimizers_in_eager_mode(records, value)
             return records[0].through(value) if records and value.requires_grad else None
         for record in records:
-            _inside.depth[record] = depth = max(0, _inside.depth.get(record, 1) - 1)
+            record.inside.depth = depth = max(0, getattr(record.inside, "depth", 1) - 1)
             if not depth and value is not None:  # None after an exception
                 value = self._recorded(module, args, value, record)
         return value
@@ -81,16 +80,6 @@ class _Watch:
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()
-
-
-class _Inside(threading.local):
-    """How many watched modules are being evaluated in this thread, for each record."""
-
-    def __init__(self) -> None:
-        self.depth: weakref.WeakKeyDictionary[Record, int] = weakref.WeakKeyDictionary()
-
-
-_inside = _Inside()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
