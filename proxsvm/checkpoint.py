@@ -36,8 +36,8 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
         torch.load(io.BytesIO(data := buffer.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
         raise TypeError(
-            f"cannot save {', '.join(parts)}: torch.load(weights_only=True) would refuse it. Save numbers, strings, "
-            f"tensors, and lists and dicts of them: float(x) for a NumPy scalar, str(x) for a path. {error}"
+            f"cannot save {', '.join(parts)}: one is, or contains, what torch.load(weights_only=True) refuses. Save "
+            "numbers, strings, tensors, and lists and dicts of them: float(x) for a NumPy scalar, str(x) for a path"
         ) from error
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         if time.time() - left.stat().st_mtime > ABANDONED:

@@ -74,10 +74,9 @@ class Ranks:
         odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
         if odd:
             raise RuntimeError(
-                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. "
-                "Replicas: wrap the model in DistributedDataParallel, or use fully_shard, before the first step. "
-                "ZeroRedundancyOptimizer shows each rank only its share of the parameters and is not supported: "
-                "use fully_shard to save memory. Ranks that train models of their own: process_group=None"
+                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
+                "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
+                "the first step. Ranks that train models of their own: process_group=None"
             )
 
 
@@ -94,16 +93,9 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
     return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
 
 
-def is_split(p: Tensor) -> bool:
-    """Whether this process holds only a part of ``p``."""
-    return is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size())  # type: ignore[attr-defined]
-
-
 def local(p: Tensor) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
-    if not is_sharded(p):
-        return p
-    part: Tensor = p.to_local()  # type: ignore[attr-defined]
+    part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[operator]
     return part
 
 
@@ -156,11 +148,11 @@ def sharded_geometry(
         if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
             raise RuntimeError(
                 f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
-                "such as Diagonal(), or give the sharded parameters a group with another metric"
+                "such as Diagonal()"
             )
     if ranks is not None:
         return ShardedGeometry(params, groups, kept, owners=owners, ranks=ranks, **options)
-    if any(is_split(p) for p in owners):
+    if any(is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size()) for p in owners):  # type: ignore[attr-defined]
         raise RuntimeError(
             "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
             "over: leave process_group at 'default', or give it the ranks of the device mesh"
@@ -185,8 +177,8 @@ class AveragedLinearization(Linearization):
     def jacobian(self, *options: Any, **named: Any) -> Tensor:
         """Not available here: the samples are spread over the ranks."""
         raise RuntimeError(
-            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian (ExactQP and "
-            "verify() need it): use SingleStepFW or MultiStepFW, or verify in a process of its own"
+            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian: use "
+            "SingleStepFW or MultiStepFW, or verify in a process of its own"
         )
 
 
