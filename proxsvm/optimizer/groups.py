@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from proxsvm.solvers.base import DualSolver
 
 LARGEST = torch.finfo(torch.float32).max
 ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
-NUMBERS = {
+NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": ("η ≥ 0, finite in float32", lambda x: -ROUNDING <= x <= LARGEST),
     "momentum": ("μ in [0, 1)", lambda x: 0 <= x < 1),
     "memory": ("μ in [0, 1)", lambda x: 0 <= x < 1),
@@ -139,8 +139,8 @@ def check_state(
     theirs, mine = ([len(g["params"]) for g in found] for found in (saved, groups))
     if theirs != mine:
         raise ValueError(
-            f"the groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the optimizer as it "
-            "was when the state was saved"
+            f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
+            "optimizer as it was when the state was saved"
         )
     modes = {group.get("averaged", False) for group in saved}
     if modes not in ({True}, {False}):
@@ -175,14 +175,15 @@ def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
 
 
 def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless ``own`` can be the state of the parameter ``p``: names, shapes, dtypes, finite numbers."""
+    """Raise ValueError unless ``own`` can be the state of the parameter ``p``: names, shapes, dtypes, finiteness."""
     learned = metric.start(torch.empty(p.shape, dtype=p.dtype, device="meta"))
-    expected = {name: (x.shape, x.dtype) for name, x in (*learned.items(), *buffers.items())}
-    expected |= {name: (p.shape, state_dtype(name, p.dtype)) for name in KEPT} | dict.fromkeys(
-        ("t", COUNT), (torch.Size(), None)
-    )
+    expected: dict[Any, tuple[torch.Size, torch.dtype | None]] = {
+        **{name: (x.shape, x.dtype) for name, x in (*learned.items(), *buffers.items())},
+        **{name: (p.shape, state_dtype(name, p.dtype)) for name in KEPT},
+        **dict.fromkeys(("t", COUNT), (torch.Size(), None)),
+    }
     names = set(own) if isinstance(own, Mapping) else {type(own)}
-    unknown = {name for name in names - set(expected) if not str(name).startswith(STATISTICS)}
+    unknown = [name for name in names - set(expected) if not str(name).startswith(STATISTICS)]
     if unknown or (names & set(KEPT) and learned and not names & set(learned)):
         raise ValueError(
             f"the state of parameter {key} has {sorted(map(str, names))}; expected {sorted(KEPT)} at most, and "

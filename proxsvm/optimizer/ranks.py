@@ -95,7 +95,7 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
 
 def local(p: Tensor) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
-    part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[operator]
+    part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[attr-defined]
     return part
 
 

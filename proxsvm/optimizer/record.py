@@ -26,7 +26,7 @@ class Record:
 
     Args:
         params: returns the optimizer's parameters; only values that depend on one of them are recorded.
-        like: a tensor on the device, and of the dtype, that values are expected to have.
+        like: a tensor with the device and the dtype that values are expected to have.
         hidden: whether the graph does not contain the parameters, as under FSDP: then every value counts.
 
     >>> w = torch.tensor([3.0], requires_grad=True)
@@ -96,18 +96,16 @@ class Record:
         """Differentiate ``total`` and record its value, whatever function of watched values it is."""
         if total.numel() != 1 or not total.requires_grad:
             raise ValueError(f"backward() got a tensor of shape {tuple(total.shape)}; expected one value and its graph")
-        exact, leaves = total.detach().reshape(()), self._leaves(total)
-        self._begin(every := list(self._all()))
-        kept = [leaf.grad for leaf in every]
-        _drop(every)
+        exact, (one, zero) = total.detach().reshape(()), self._leaves(total)
+        self._begin(self._all())
+        before = self.sums()
+        _drop(self._all())
         total.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         value, floor = self.sums()
-        for leaf, grad in zip(every, kept, strict=True):
-            leaf.grad = grad
         if value is not None and floor is not None:  # a bound of the total, too, unless that is less than the sum
             floor = torch.where(exact >= value.to(exact) * (1 - 1e-5), floor.to(exact), 0.0)
-        for leaf, x in zip(leaves, (exact, floor), strict=True):
-            leaf.grad = _sum([leaf.grad, x])
+        _drop(self._all())
+        one.grad, zero.grad = (_sum(pair, like=exact) for pair in zip(before, (exact, floor), strict=True))
         self.passes += 1
         self.guard.declared()
 
@@ -163,9 +161,10 @@ class Record:
         return one, zero
 
 
-def _sum(grads: Iterable[Tensor | None]) -> Tensor | None:
+def _sum(grads: Iterable[Tensor | None], like: Tensor | None = None) -> Tensor | None:
     found = [x for x in grads if x is not None]
-    return sum((x.to(found[0]) for x in found[1:]), start=found[0]) if found else None
+    like = found[0] if like is None and found else like
+    return sum((x.to(like) for x in found[1:]), start=found[0].to(like)) if found else None
 
 
 def _drop(leaves: Iterable[Tensor]) -> None:
