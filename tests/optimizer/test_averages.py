@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm import ProxOptimizer, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
@@ -174,46 +169,6 @@ def test_no_step_from_averaged_weights():
     optimizer.step(lambda: optimizer.loss(model(x), y))
 
 
-def test_without_an_average_switching_changes_no_weight():
-    model, optimizer = trained(average=None)
-    before = tensors(model)
-    optimizer.eval()
-    assert_same(model, before)
-    optimizer.train()
-    go_on(model, optimizer, 5, 6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("order", ["model first", "optimizer first"])
-@pytest.mark.parametrize("into", ["train", "eval"])
-@pytest.mark.parametrize("saved_in", ["train", "eval"])
-def test_a_checkpoint_of_either_mode_resumes_bit_for_bit(saved_in, into, order, dtype, tmp_path):
-    model, optimizer = trained(dtype=dtype)
-    getattr(optimizer, saved_in)()
-    checkpoint.save(tmp_path / "last.pt", model=model, optimizer=optimizer)
-    says = [g["averaged"] for g in optimizer.state_dict()["param_groups"]]
-    assert says == [saved_in == "eval"]
-    optimizer.train()
-    go_on(model, optimizer, 5, 10, dtype)
-
-    torch.manual_seed(1)
-    other = mlp().to(dtype)
-    resumed = make(other)
-    if into == "eval":
-        go_on(other, resumed, 0, 2, dtype)
-        resumed.eval()
-    parts = {"model": other, "optimizer": resumed}
-    checkpoint.load(tmp_path / "last.pt", **dict(sorted(parts.items(), reverse=order == "optimizer first")))
-    assert resumed.averaged == (saved_in == "eval")
-    resumed.train()
-    go_on(other, resumed, 5, 10, dtype)
-    assert_same(other, tensors(model))
-    for own, theirs in zip(resumed.state.values(), optimizer.state.values(), strict=True):
-        assert own.keys() == theirs.keys()
-        assert all(torch.equal(own[k], theirs[k]) for k in own)
-    assert_same(other, tensors(model))
-
-
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_a_state_loaded_into_the_optimizer_that_it_came_from_changes_nothing(mode, dtype):
@@ -264,18 +219,6 @@ def test_copies_of_either_mode_go_on_alike(mode, copied):
         go_on(m, o, 5, 8)
         o.eval()
     assert_same(other, tensors(model))
-
-
-def run_and_kill(script, path, mode):
-    """Run a script that saves checkpoints, until it says that it runs, and a moment longer."""
-    run = subprocess.Popen([sys.executable, "-c", script, str(path), mode], stdout=subprocess.PIPE, text=True)
-    try:
-        assert run.stdout.readline() == "running\n"
-        time.sleep(0.05)
-    finally:
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
-        run.stdout.close()
 
 
 # What is wrong is said.
@@ -333,9 +276,3 @@ def test_a_state_from_before_there_were_averages_loads():
     optimizer.load_state_dict(state)
     assert not optimizer.averaged
     go_on(model, optimizer, 5, 6)
-
-
-@pytest.mark.parametrize("average", [1.0, -0.1, "much", float("nan")])
-def test_an_average_that_is_none_is_refused(average):
-    with pytest.raises((ValueError, TypeError), match="average is"):
-        make(mlp(), average=average)

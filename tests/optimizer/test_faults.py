@@ -124,48 +124,6 @@ def test_a_checkpoint_of_another_model_changes_nothing(name, tmp_path):
     assert same(before, snapshot(model, optimizer))
 
 
-def broken(state, what):
-    state = copy.deepcopy(state)
-    if what == "extra group":
-        state["param_groups"].append(copy.deepcopy(state["param_groups"][0]))
-    elif what == "missing group":
-        state["param_groups"].pop()
-    elif what == "missing parameter":
-        state["param_groups"][0]["params"].pop()
-    elif what == "missing option":
-        del state["param_groups"][0]["momentum"]
-    elif what == "wrong shape":
-        state["state"][0]["z"] = torch.zeros(3)
-    elif what == "wrong dtype":
-        state["state"][0]["z"] = state["state"][0]["z"].float()
-    elif what == "stray state":
-        state["state"][99] = {"z": torch.zeros(3)}
-    else:
-        del state["param_groups"]
-    return state
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "extra group",
-        "missing group",
-        "missing parameter",
-        "missing option",
-        "wrong shape",
-        "wrong dtype",
-        "stray state",
-        "no groups",
-    ],
-)
-def test_a_wrong_state_dict_is_refused_and_changes_nothing(what):
-    model, optimizer = trained()
-    before = snapshot(model, optimizer)
-    with pytest.raises(ValueError, match=r"state_dict|velocity"):
-        optimizer.load_state_dict(broken(optimizer.state_dict(), what))
-    assert same(before, snapshot(model, optimizer))
-
-
 # A rank that dies.
 
 
@@ -249,18 +207,6 @@ def test_ten_thousand_steps_with_faults_in_one_percent():
     assert optimizer.skipped == int(bad.sum())
     assert memory[-1] - memory[2] < 2**21, memory  # caches of earlier tests may still grow in the first thousands
     assert objects[-1] - objects[1] < 200, objects
-
-
-def test_losses_that_are_not_differentiated_leave_no_record():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model)
-    with torch.no_grad():
-        optimizer.loss(model(x), y)
-    model.eval()
-    optimizer.loss(model(x), y)
-    torch.autograd.grad(optimizer.loss(model(x), y), list(model.parameters()))  # leaves no gradient, so no record
-    assert optimizer._record.sums() == (None, None)
-    assert optimizer.step() is None
 
 
 def test_a_forgotten_loss_is_freed_with_its_graph():

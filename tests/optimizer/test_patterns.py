@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge, SquaredError
+from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 
 ETA, STEPS = 5.0, 12  # an η that γ has to correct
@@ -78,33 +76,6 @@ def test_accumulation_with_a_penalty(fused):
     assert min(gammas) < 1  # else any value would have done
 
 
-def test_clipping_by_the_trainer_is_noticed_and_max_grad_norm_does_it(fused):
-    x, y = batches()[0]
-    model = network()
-    optimizer = optimizer_of(criterion := CrossEntropy(), model.parameters(), fused)
-    criterion(model(x), y).backward()
-    clip_grad_norm_(model.parameters(), 1e-2)
-    with pytest.warns(UserWarning, match="max_grad_norm"):
-        optimizer.step()
-    model, twin = network(), network()
-    optimizer = optimizer_of(criterion, model.parameters(), fused, max_grad_norm=1e-2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for x, y in batches():
-            optimizer.zero_grad()
-            criterion(model(x), y).backward()
-            optimizer.step()
-            value = F.cross_entropy(twin(x), y)
-            norm = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(twin.parameters()))]).norm()
-            c = min(1.0, 1e-2 / float(norm))
-            gamma = min(c, float(value.detach()) / (ETA * float(norm) ** 2))
-            grads = torch.autograd.grad(F.cross_entropy(twin(x), y), list(twin.parameters()))
-            with torch.no_grad():
-                for p, g in zip(twin.parameters(), grads, strict=True):
-                    p -= ETA * gamma * g
-    assert_same(model, twin)
-
-
 def test_alternation_as_in_a_gan(fused):
     """The discriminator on real and detached fake samples, the generator through it; one criterion for both."""
     generator, judge = network(out=4), network(out=1)
@@ -134,28 +105,6 @@ def test_alternation_as_in_a_gan(fused):
     assert_same(judge, twins[1])
 
 
-def test_a_teacher_that_is_an_average(fused):
-    """Mean teacher: the consistency term is a second criterion, the teacher is moved by hand and never trained."""
-    student, criterion, consistency = network(), CrossEntropy(), SquaredError()
-    teacher, twin = copy.deepcopy(student).requires_grad_(False), copy.deepcopy(student)
-    optimizer = optimizer_of(criterion, student.parameters(), fused)
-    optimizer.watch(consistency)
-    twin_teacher = copy.deepcopy(teacher)
-    for x, y in batches():
-        optimizer.zero_grad()
-        scores = student(x)
-        (criterion(scores, y) + consistency(scores, teacher(x + 0.1))).backward()
-        optimizer.step()
-        scores = twin(x)
-        gap = SquaredError()(scores, twin_teacher(x + 0.1))
-        gamma = by_hand(list(twin.parameters()), F.cross_entropy(scores, y) + gap)
-        assert float(optimizer.last.gamma) == pytest.approx(gamma, abs=1e-10)
-        for of, by in ((teacher, student), (twin_teacher, twin)):
-            for p, q in zip(of.parameters(), by.parameters(), strict=True):
-                p.lerp_(q.detach(), 0.1)
-    assert_same(student, twin)
-
-
 @pytest.mark.parametrize("how", ["left out", "given and frozen", "frozen later"])
 def test_a_frozen_backbone(how, fused):
     model, criterion = network(), MultiClassHinge(smooth=True)
@@ -173,61 +122,3 @@ def test_a_frozen_backbone(how, fused):
     assert_same(model, twin)
     assert_same(model[0], before)
     assert all(p not in optimizer.state for p in model[0].parameters())
-
-
-def test_lora(fused):
-    """A low-rank addition to a frozen matrix, B = 0 at first: its gradient of A is 0 in the first step."""
-
-    class Lora(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(2)
-            self.base = nn.Linear(4, 3).double().requires_grad_(False)
-            self.A = nn.Parameter(torch.randn(2, 4, dtype=torch.float64))
-            self.B = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + x @ self.A.T @ self.B.T
-
-    model, criterion = Lora(), CrossEntropy()
-    twin = copy.deepcopy(model)
-    optimizer = optimizer_of(criterion, (p for p in model.parameters() if p.requires_grad), fused)
-    x, y = batches()[0]
-    first = criterion(model(x), y).detach()
-    for x, y in batches() * 3:
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-        by_hand([twin.A, twin.B], F.cross_entropy(twin(x), y))
-    assert_same(model, twin)
-    x, y = batches()[0]
-    assert criterion(model(x), y) < first
-
-
-def test_tied_weights(fused):
-    """An embedding that is the output matrix, too: one parameter, one gradient, the value once."""
-
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(3)
-            self.embed = nn.Embedding(7, 5).double()
-            self.out = nn.Linear(5, 7, bias=False).double()
-            self.out.weight = self.embed.weight
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.out(self.embed(tokens).tanh()).movedim(-1, 1)
-
-    model, criterion = Tied(), CrossEntropy()
-    twin = copy.deepcopy(model)
-    optimizer = optimizer_of(criterion, model.parameters(), fused)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(STEPS):
-        tokens = torch.randint(7, (3, 6), generator=generator)
-        optimizer.zero_grad()
-        criterion(model(tokens[:, :-1]), tokens[:, 1:]).backward()
-        optimizer.step()
-        gamma = by_hand([twin.embed.weight], F.cross_entropy(twin(tokens[:, :-1]), tokens[:, 1:]))
-        assert float(optimizer.last.gamma) == pytest.approx(gamma, abs=1e-10)
-    assert_same(model, twin)
-    assert model.out.weight is model.embed.weight
