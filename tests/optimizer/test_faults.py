@@ -101,25 +101,25 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
 
 
-WRONG = {
-    "another model": (lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, K)), "of another model"),
-    "a deeper model": (lambda: nn.Sequential(*mlp(), nn.Linear(K, K)), "missing there"),
-    "another dtype": (lambda: mlp().float(), "float64 there"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_checkpoint_of_another_model_changes_nothing(name, tmp_path):
-    build, message = WRONG[name]
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, K)),
+        lambda: nn.Sequential(*mlp(), nn.Linear(K, K)),
+        lambda: mlp().float(),
+    ],
+    ids=["other shapes", "deeper", "another dtype"],
+)
+def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
     checkpoint.save(tmp_path / "c.pt", **dict(zip(("model", "optimizer"), trained(), strict=True)))
     model = build()
     optimizer = optimizer_for(model, lr=0.1, momentum=0.9)
     dtype = next(model.parameters()).dtype
     train(optimizer, model, [(x.to(dtype), y) for x, y in batches(1)])
     before = snapshot(model, optimizer)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="of another model"):
         checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
-    with pytest.raises(ValueError, match=r"state_dict|velocity"):
+    with pytest.raises(ValueError, match="state"):
         checkpoint.load(tmp_path / "c.pt", optimizer=optimizer)
     assert same(before, snapshot(model, optimizer))
 

@@ -507,23 +507,17 @@ def test_statistics_of_another_model_are_refused():
     other.backbone[1].running_mean = torch.zeros(7)
     resumed = make(other)
     follow(other, resumed)
-    with pytest.raises(ValueError, match=r"buffer backbone\.1\.running_mean is \(6,\); expected \(7,\)"):
+    with pytest.raises(ValueError, match=r"average:backbone\.1\.running_mean.* is \(6,\), .*; expected .*\(7,\)"):
         resumed.load_state_dict(optimizer.state_dict())
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [lambda pair: pair, copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
-    ids=["", "deep", "pickle"],
-)
-def test_statistics_that_were_loaded_but_not_followed_are_out_of_date(copied):
+def test_statistics_that_were_loaded_but_not_followed_are_out_of_date():
     model, optimizer = following()
     other = Net()
     resumed = make(other)
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     resumed.train()
-    other, resumed = copied((other, resumed))
     go_on(other, resumed, 5, 8)  # these steps do not average the statistics
     now = other.backbone[1].running_mean.clone()
     follow(other, resumed)
@@ -597,16 +591,6 @@ def test_a_switch_that_was_interrupted_anywhere_can_be_completed(start, then, dt
         assert equal(both(model)[1], averages), k
         k += 7
     assert k > 100
-
-
-def test_a_key_in_the_state_that_is_no_parameter_is_left_alone():
-    model, optimizer = following()
-    optimizer.state["note"] = {"of": "a hook"}
-    optimizer.state["count"] = 3
-    weights, _ = both(model)
-    saved = optimizer.state_dict()["state"]
-    assert (saved["note"], saved["count"]) == ({"of": "a hook"}, 3)
-    assert equal(both(model)[0], weights)
 
 
 # Leaving, and exports.

@@ -208,10 +208,7 @@ def test_options_of_the_whole_optimizer_that_are_nonsense(options, message):
         (lambda s: s["param_groups"].pop(), "parameter groups"),
         (lambda s: s["param_groups"][0]["params"].pop(), "build the optimizer as it was"),
         (lambda s: s["param_groups"][0].pop("momentum"), "lacks"),
-        (
-            lambda s: s["param_groups"][0].update(max_distance=None),
-            "'max_distance' of group 0 is None; expected a tensor",
-        ),
+        (lambda s: s["param_groups"][0].update(max_distance=None), "'max_distance' of group 0 is None"),
         (lambda s: s.pop("param_groups"), "expected a state_dict"),
         (lambda s: s.update(param_groups=3), "expected a state_dict"),
         (lambda s: s.clear(), "expected a state_dict"),
