@@ -62,29 +62,22 @@ class Pair(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A buffer whose average is kept: its module (the tensor may be replaced), and its name there and in the model.
-
-    ``first``: its initial value, with which the average starts, like that of the weights.
-    """
+    """A buffer whose average is kept, by its module (the tensor may be replaced); the average starts at ``first``."""
 
     module: nn.Module
     name: str
     path: str
     first: Tensor
 
-    @property
-    def tensor(self) -> Tensor:
-        """The buffer as it is now."""
-        found: Tensor = getattr(self.module, self.name)
-        return found
+    def pair(self, own: dict[str, Any]) -> Pair:
+        """The buffer as it is now, and its versions."""
+        return Pair(getattr(self.module, self.name), own, f"average:{self.path}", f"weights:{self.path}")
 
 
 class Averages:
     """What an optimizer needs to switch between its weights and their averages, which its steps keep in its state.
 
     ``group["average"]`` is the largest β of a group, or None, and ``group["averaged"]`` whether averages are in place.
-    An optimizer that owns one calls :meth:`bind` for a copy of itself, :meth:`update` after a step, :meth:`joined`
-    after a new group, and passes its states through :meth:`complete` and :meth:`loaded`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -148,16 +141,17 @@ class Averages:
 
     def pairs(self) -> list[Pair]:
         """Everything that has two versions, or may have; an average that is no longer updated is dropped."""
-        found = [Pair(p, own) for group in self.groups for p in group["params"] if (own := self._own(p))]
+        found = []
         for group in self.groups:
-            for own in map(self._own, group["params"] if group["average"] is None else ()):
-                if "weights" not in own:
+            for p in filter(self._own, group["params"]):
+                found.append(Pair(p, own := self._own(p)))
+                if group["average"] is None and "weights" not in own:
                     own.pop("average", None)
         home, longest = self._home()
         if longest is None and not self.in_place:
             self.forget_buffers()
         elif home is not None and (own := self._own(home)):
-            found += self._buffer_pairs(own)
+            found += [buffer.pair(own) for buffer in self.buffers or ()]
         return found
 
     # Buffers.
@@ -173,12 +167,9 @@ class Averages:
         holds = (owner for owner in owners if COUNT in self._own(owner[0]))
         return next(holds, None) or next((owner for owner in owners if owner[1] is not None), (None, None))
 
-    def _buffer_pairs(self, own: dict[str, Any]) -> list[Pair]:
-        return [Pair(b.tensor, own, f"average:{b.path}", f"weights:{b.path}") for b in self.buffers or ()]
-
     def kinds(self) -> dict[str, Tensor]:
         """Tensors of the shapes and dtypes that the averages of the buffers have in a state."""
-        pairs = self._buffer_pairs({})
+        pairs = [buffer.pair({}) for buffer in self.buffers or ()]
         return {p.average: p.x.to(wide(p.x.dtype)) for p in pairs} | {p.weights: p.x for p in pairs}
 
     def update(self, skip: Tensor) -> None:
@@ -193,7 +184,8 @@ class Averages:
             own[COUNT] = torch.zeros((), dtype=wide(home.dtype), device=home.device)
         t, moves = own[COUNT], ~skip.to(home.device)
         rate = (9 / (10 + t)).clamp(min=1 - longest)
-        for buffer, pair in zip(self.buffers or (), self._buffer_pairs(own), strict=True):
+        for buffer in self.buffers or ():
+            pair = buffer.pair(own)
             if pair.average not in own:
                 own[pair.average] = buffer.first.to(pair.x.device, wide(pair.x.dtype), copy=True)
             pair.check(True)

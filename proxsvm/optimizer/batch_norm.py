@@ -45,8 +45,10 @@ def refresh_batch_norm(model: nn.Module, loader: Iterable[Any], batches: int | N
             norm.reset_running_stats()
             norm.momentum, norm.training = None, True  # None: the mean over all batches
         for seen, batch in enumerate(islice(loader, batches if norms else 0), 1):  # noqa: B007
-            named = batch if isinstance(batch, Mapping) else {}
-            model(**named) if named else model(batch if isinstance(batch, Tensor) else batch[0])
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch if isinstance(batch, Tensor) else batch[0])
         if norms and not seen:
             raise ValueError("the loader yielded no batch to estimate batch-norm statistics from")
     except BaseException:

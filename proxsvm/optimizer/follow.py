@@ -45,7 +45,7 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected the nn.Module that the optimizer trains")
     inner, prox = _inner(model), _own(optimizer)
-    averages = averages_of(prox)
+    averages: Averages = prox._averages
     reshard(inner)
     _check(inner, averages)
     if isinstance(inner, Followed) and inner.followed is not prox:
@@ -76,12 +76,6 @@ def followed(model: nn.Module) -> list[Any]:
     return [module.followed for module in model.modules() if isinstance(module, Followed)]
 
 
-def averages_of(optimizer: Any) -> Averages:
-    """The averages of a ProxOptimizer."""
-    found: Averages = optimizer._averages
-    return found
-
-
 class Followed(nn.Module):
     """Comes before a model's own class while it follows an optimizer. Copies and pickles are of the class itself.
 
@@ -93,7 +87,7 @@ class Followed(nn.Module):
 
     def unfollow(self) -> None:
         """Be an ordinary model again."""
-        averages = averages_of(self.followed)
+        averages = self.followed._averages
         averages.forget_buffers()
         averages.lead(None, None)
         del self.followed
@@ -101,13 +95,13 @@ class Followed(nn.Module):
 
     def train(self, mode: bool = True) -> Any:
         """Switch the optimizer, and then the modes: the first may raise."""
-        averages_of(self.followed).switch(not mode)
+        self.followed._averages.switch(not mode)
         return super().train(mode)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Put the training weights back if ``training`` was set without ``train()``, or a state was loaded."""
         if not torch.compiler.is_compiling() and self.training:  # while compiling, step() says what is wrong
-            averages_of(self.followed).switch(False)
+            self.followed._averages.switch(False)
         return super().__call__(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +118,7 @@ class Followed(nn.Module):
     @torch.no_grad()
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
         """Set both versions to what is loaded, unless it is the average that is known, perhaps with more digits."""
-        averages = averages_of(self.followed)
+        averages: Averages = self.followed._averages
         if metadata.get("assign_to_params_buffers", False):
             raise RuntimeError(
                 "load_state_dict(assign=True) gives the model new parameters, but the optimizer has the old ones: load "
@@ -139,13 +133,14 @@ class Followed(nn.Module):
                 for key in {pair.average, pair.weights} & set(pair.own):
                     pair.own[key].copy_(loaded)
         averages.buffers = [
-            b._replace(first=state_dict.get(prefix + b.path, b.tensor).detach().clone()) for b in averages.buffers or ()
+            b._replace(first=state_dict.get(prefix + b.path, b.pair({}).x).detach().clone())
+            for b in averages.buffers or ()
         ]
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def _named(self) -> Iterator[tuple[str, Pair]]:
         """Everything that has two versions, under all of its names in the model."""
-        pairs = {id(pair.x): pair for pair in averages_of(self.followed).pairs()}
+        pairs = {id(pair.x): pair for pair in self.followed._averages.pairs()}
         for named in (self.named_parameters, self.named_buffers):
             yield from ((name, pairs[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in pairs)
 
@@ -168,7 +163,7 @@ def _check(model: nn.Module, averages: Averages) -> None:
         )
     if averages.model is not None and averages.model() not in (None, model):
         raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
-    old = averages_of(model.followed) if isinstance(model, Followed) else averages
+    old = model.followed._averages if isinstance(model, Followed) else averages
     if not {id(p) for p in old.params()} & {id(p) for p in params}:
         raise ValueError(
             "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "

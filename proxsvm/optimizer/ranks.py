@@ -54,18 +54,6 @@ class Ranks:
             means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
         return [means[i] for i in range(len(tensors))]
 
-    def agree(self, numbers: Tensor) -> bool:
-        """Whether every rank has the same values, or some rank has one that is not finite."""
-        both = torch.stack([numbers, -numbers])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-        return bool((both[0] == -both[1]).all() | ~both.isfinite().all())
-
-    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """Which flags are set on any rank."""
-        held = torch.tensor(flags, dtype=torch.int32, device=device)
-        dist.all_reduce(held, dist.ReduceOp.MAX, group=self.group)
-        return [bool(x) for x in held.tolist()]
-
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise unless every rank has the same parameters; once, before the first step."""
         mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
@@ -202,7 +190,9 @@ class AveragedProblem(ProxProblem):
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
-        if not self.ranks.agree(torch.stack([point.lam, point.gamma.to(point.lam)])):
+        largest = torch.stack([point.lam, point.gamma.to(point.lam), -point.lam, -point.gamma.to(point.lam)])
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.ranks.group)
+        if largest.isfinite().all() and (largest[:2] != -largest[2:]).any():
             raise RuntimeError(
                 f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
                 "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
@@ -214,5 +204,6 @@ def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> se
     mine = leaves(scores)
     if ranks is None or not params:
         return mine
-    flags = ranks.any([id(p) in mine for p in params], params[0].device)
-    return {id(p) for p, flag in zip(params, flags, strict=True) if flag}
+    flags = torch.tensor([id(p) in mine for p in params], dtype=torch.int32, device=params[0].device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=ranks.group)
+    return {id(p) for p, flag in zip(params, flags.tolist(), strict=True) if flag}

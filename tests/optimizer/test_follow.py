@@ -507,7 +507,7 @@ def test_statistics_of_another_model_are_refused():
     other.backbone[1].running_mean = torch.zeros(7)
     resumed = make(other)
     follow(other, resumed)
-    with pytest.raises(ValueError, match=r"average:backbone\.1\.running_mean.* is \(6,\), .*; expected .*\(7,\)"):
+    with pytest.raises(ValueError, match=r"backbone\.1\.running_mean.* is \(6,\), .*; expected .*\(7,\)"):
         resumed.load_state_dict(optimizer.state_dict())
 
 
