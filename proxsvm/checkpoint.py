@@ -87,16 +87,18 @@ def _check(name: str, part: Any, state: Any) -> bool:
     if hasattr(part, "check_state_dict"):
         part.check_state_dict(state)
     elif isinstance(part, nn.Module):
-        there, here = ({(k, *_kind(x)) for k, x in getattr(s, "items", tuple)()} for s in (state, part.state_dict()))
+        there, here = (
+            {
+                (name, getattr(x, "shape", None), getattr(x, "dtype", type(x)))
+                for name, x in getattr(s, "items", tuple)()
+            }
+            for s in (state, part.state_dict())
+        )
         if there != here:
             raise ValueError(
                 f"the checkpoint's {name!r} is of another model: it has {there - here}; expected {here - there}"
             )
     return hasattr(part, "check_state_dict") or isinstance(part, nn.Module)
-
-
-def _kind(x: Any) -> tuple[Any, ...]:
-    return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else (type(x),)
 
 
 def _mark(data: bytes) -> bytes:

@@ -43,8 +43,7 @@ def check_options(
     if not isinstance(loss, ConvexLoss):
         raise TypeError(
             f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
-            "from the tangent planes of a convex loss. (With several, pass the first, and declare the others: "
-            "term = optimizer.watch(term))"
+            "from its tangent planes. (Declare further terms: term = optimizer.watch(term))"
         )
     if not isinstance(solver, DualSolver):
         hint = ", not its class: add ()" if isinstance(solver, type) else ""
@@ -73,8 +72,8 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
         group["lr"] = lr if lr.dim() == 0 else lr.reshape(())  # the user's own tensor, or a view of it
     if memory and options["momentum"]:
         raise ValueError(
-            f"momentum is {options['momentum']} and memory {memory}; expected one of them: memory is momentum inside "
-            "the problem, which γ knows. The paper's own needs memory=0.0"
+            f"momentum is {options['momentum']} and memory {memory}; expected one of them: the paper's momentum needs "
+            "memory=0.0"
         )
     for option in ("differentiable", "maximize"):
         if group.get(option):
@@ -142,9 +141,7 @@ def check_state(
             f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
             "optimizer as it was when the state was saved"
         )
-    modes = {group.get("averaged", False) for group in saved}
-    if modes not in ({True}, {False}):
-        raise ValueError(f"the groups of the state_dict have averaged={modes}; expected True for all, or False for all")
+    averaged = any(group.get("averaged", False) for group in saved)
     owners = {
         key: (p, metric)
         for theirs, group, metric in zip(saved, groups, metrics, strict=True)
@@ -152,7 +149,7 @@ def check_state(
     }
     for key, own in states.items():
         if key in owners:
-            _check_own(key, own, *owners[key], modes == {True}, buffers)
+            _check_own(key, own, *owners[key], averaged, buffers)
         elif isinstance(key, int):
             raise ValueError(f"the state_dict has a state for parameter {key}, which is in none of its groups")
 
@@ -194,10 +191,9 @@ def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, bu
     both = {"average", "weights"}
     if names & both not in (set(), both if averaged else {"average"}):
         raise ValueError(
-            f"the state of parameter {key} has {sorted(map(str, names))}, but its groups averaged={averaged}. "
-            "There are both 'average' and 'weights' if the model was saved with the averages, otherwise only the "
-            "first. (With torch.distributed.checkpoint, call proxsvm.follow() or optimizer.eval() before you get "
-            "the state to load into, or save after optimizer.train().)"
+            f"the state of parameter {key} has {sorted(map(str, names))}, but its groups averaged={averaged}: expected "
+            "both 'average' and 'weights' where that is True, otherwise only the first. (With "
+            "torch.distributed.checkpoint, call proxsvm.follow() before you get the state to load into.)"
         )
 
 

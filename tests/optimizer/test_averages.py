@@ -246,7 +246,6 @@ def damaged(state, change):
         ("eval", lambda s: s["state"][0].pop("average"), "both 'average' and 'weights'"),
         ("train", lambda s: s["state"][0].update(weights=s["state"][0]["average"]), "averaged=False"),
         ("train", lambda s: s["param_groups"][0].update(averaged=True), "averaged=True"),
-        ("train", lambda s: s["param_groups"][0].update(averaged="yes"), "True for all, or False for all"),
     ],
 )
 def test_a_state_that_says_one_thing_and_holds_another_is_refused(mode, change, message):
