@@ -28,8 +28,8 @@ NO_ORIGIN = (
 )
 AVERAGED = (
     "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
-    "start from them: call model.train(), or optimizer.train(), before the forward pass. (To train a model whose modules "
-    "are in evaluation mode, call optimizer.train() after model.eval().)"
+    "start from them: call model.train(), or optimizer.train(), before the forward pass. (To train a model whose "
+    "modules are in evaluation mode, call optimizer.train() after model.eval().)"
 )
 MISSING = (
     "a term of the loss is missing from the record: it was differentiated, but the optimizer does not know its value, "
@@ -60,8 +60,8 @@ SHARED = (
     "to: give every optimizer a criterion of its own"
 )
 UNSCALED = (
-    "scaler.unscale_(optimizer) has divided the gradients by the loss scale, but not the recorded value. To clip, leave "
-    "it out and pass ProxOptimizer(..., max_grad_norm=...); or pass the value: scaler.step(optimizer, loss=loss)"
+    "scaler.unscale_(optimizer) has divided the gradients by the loss scale, but not the recorded value. To clip, "
+    "leave it out and pass ProxOptimizer(..., max_grad_norm=...); or pass the value: scaler.step(optimizer, loss=loss)"
 )
 NEGATIVE = (
     "the loss value is negative; expected 0 or more, because γ comes from a loss ℓ ≥ 0: minimise a non-negative loss, "

@@ -127,6 +127,14 @@ def test_the_minimiser_of_the_pinball_loss_is_the_quantile():
     assert best == pytest.approx(90, abs=0.2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_loss
+def test_half_precision_scores_are_summed_in_float32(loss, dtype):
+    outputs = torch.randn(64, K).to(dtype).requires_grad_()
+    value = loss.loss()(loss.scores(outputs), loss.target(64))
+    assert value.dtype == torch.float32
+    value.backward()
+    assert outputs.grad.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
@@ -143,6 +151,22 @@ def test_a_loss_moves_with_its_module():
     assert "smooth=True" in repr(MultiClassHinge(smooth=True))
 
 
+def test_check_loss_finds_a_wrong_oracle():
+    class NotTheBest(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            s = torch.where(scores > target, 1.0, -1.0)
+            s[0] = -s[0]
+            return Atom(s, -s * target)
+
+    class Negative(PiecewiseLinearLoss):
+        def oracle(self, scores, target):
+            return Atom(torch.zeros_like(scores), -torch.ones_like(scores))
+
+    u = torch.randn(4)
+    with pytest.raises(AssertionError, match=r"not the best|negative"):
+        check_loss(NotTheBest(), u, torch.zeros(4))
+    with pytest.raises(AssertionError, match="is negative"):
+        check_loss(Negative(), u, u)
 
 
 def test_where_the_margins_tie_the_direction_stays_in_the_hull():

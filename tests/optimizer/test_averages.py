@@ -74,13 +74,6 @@ def test_an_average_that_is_no_longer_kept_is_not_shown():
     assert not torch.equal(model[0].weight, before[0])
 
 
-def averaged_of(model, optimizer):
-    optimizer.eval()
-    found = tensors(model)
-    optimizer.train()
-    return found
-
-
 ordinary = KINDS["ordinary"][0]
 STEPS = {
     **KINDS,
@@ -169,26 +162,6 @@ def test_no_step_from_averaged_weights():
     optimizer.step(lambda: optimizer.loss(model(x), y))
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_a_state_loaded_into_the_optimizer_that_it_came_from_changes_nothing(mode, dtype):
-    """Accelerate's ``prepare()`` does it; what state_dict() returns shares memory with the parameters."""
-    model, optimizer = trained(dtype=dtype)
-    twin, plain = trained(dtype=dtype)
-    getattr(optimizer, mode)()
-    optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.eval()
-    plain.eval()
-    assert_same(model, tensors(twin))
-    optimizer.train()
-    plain.train()
-    assert_same(model, tensors(twin))
-    go_on(model, optimizer, 5, 8, dtype)
-    go_on(twin, plain, 5, 8, dtype)
-    assert_same(model, tensors(twin))
-    assert averaged_equal(averaged_of(model, optimizer), averaged_of(twin, plain))
-
-
 def test_two_optimizers_share_no_state():
     (model, optimizer), (twin, other), (third, alone) = trained(), trained(4), trained()
     twin.load_state_dict(model.state_dict())
@@ -199,10 +172,6 @@ def test_two_optimizers_share_no_state():
         go_on(m, o, 5, 8)
     assert_same(model, tensors(third))
     assert_same(twin, tensors(third))
-
-
-def averaged_equal(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -222,15 +191,6 @@ def test_copies_of_either_mode_go_on_alike(mode, copied):
 
 
 # What is wrong is said.
-
-
-def test_parameters_that_were_replaced_are_refused():
-    model, optimizer = trained()
-    before = model[2].bias.detach().clone()
-    model[0].weight.data = torch.zeros(9, 5)
-    with pytest.raises(RuntimeError, match="the average of a tensor: "):
-        optimizer.eval()
-    assert torch.equal(before, model[2].bias)
 
 
 def damaged(state, change):

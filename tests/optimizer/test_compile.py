@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import MultiClassHinge
+from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
 from tests.cases import mlp
@@ -46,7 +47,8 @@ def train(way, *, smooth=False, **options):
     options = {"lr": torch.tensor(5.0), "momentum": 0.5, "weight_decay": 1e-2, **options}
     if isinstance(options["lr"], torch.Tensor):
         options["lr"] = options["lr"].clone()  # it is changed in place below
-    optimizer = ProxOptimizer(MultiClassHinge(smooth=smooth), SingleStepFW(), model.parameters(), **options)
+    loss = options.pop("loss", MultiClassHinge)(**({"smooth": True} if smooth else {}))
+    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), **options)
     forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
     step = optimizer.step
 
@@ -89,6 +91,7 @@ def train(way, *, smooth=False, **options):
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),
+        ("loss", {"loss": partial(CrossEntropy, label_smoothing=0.2)}),  # which has a lower bound
         ("whole", {}),
         ("step", {"metric": Diagonal(), "average": 0.9, "lr": torch.tensor(0.2)}),
         ("step", {"metric": Diagonal(), "average": 0.9, "lr": "auto"}),

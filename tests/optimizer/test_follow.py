@@ -233,13 +233,6 @@ def test_parts_and_keep_vars_show_what_is_in_place():
     assert model.state_dict(keep_vars=True)["head.weight"] is model.head.weight
 
 
-def test_before_the_first_step_there_is_one_version():
-    model, optimizer = following(0)
-    assert equal(*both(model))
-    assert equal(model.state_dict().values(), Net.state_dict(model).values())
-    assert not optimizer.state
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("late", [False, True], ids=["followed, then loaded", "loaded, then followed"])
 @pytest.mark.parametrize("order", ["model first", "optimizer first"])

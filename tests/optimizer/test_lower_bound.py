@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxOptimizer, ProxProblem
@@ -15,7 +14,6 @@ from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting
-from tests.parallel import run_on_ranks
 
 LR, DECAY = 20.0, 0.01
 
@@ -176,101 +174,3 @@ def test_a_given_value_keeps_the_bound_of_what_it_contains(factor, holds):
     optimizer.step(loss=given)
     floor = float(criterion.lower_bound(torch.zeros(8, K), y).mean()) if holds else 0.0
     assert float(optimizer.last.gamma) == pytest.approx(min(1.0, (given - floor) / float(LR * (g @ g))))
-
-
-def test_a_loss_scale_is_taken_off_the_bound_too():
-    torch.manual_seed(0)
-    x, y = torch.randn(8, 5, dtype=torch.float32), torch.randint(K, (8,))
-    gammas = []
-    for enabled in (False, True):
-        torch.manual_seed(0)
-        model, criterion = mlp().float(), CrossEntropy(label_smoothing=0.2)
-        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=LR)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
-        for _ in range(3):
-            optimizer.zero_grad()
-            scaler.scale(criterion(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        gammas.append(float(optimizer.last.gamma))
-    assert gammas[0] == pytest.approx(gammas[1], rel=1e-4)
-    assert 0 < gammas[0] < 1
-
-
-@pytest.mark.parametrize("target", ["classes", "probabilities"])
-def test_a_compiled_step_knows_it(target):
-    values = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model, x = mlp(), torch.randn(8, 5)
-        y = torch.randint(K, (8,)) if target == "classes" else probabilities(8)
-        criterion = CrossEntropy(label_smoothing=0.2 if target == "classes" else 0.0)
-        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=LR)
-        forward = lambda model=model, criterion=criterion, x=x, y=y: criterion(model(x), y)  # noqa: E731
-        if compiled:
-            forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
-        for _ in range(3):
-            optimizer.zero_grad()
-            forward().backward()
-            optimizer.step()
-        values.append((float(optimizer.last.gamma), float(optimizer.last.loss), float(optimizer.last.dual)))
-    torch._dynamo.reset()
-    assert values[0] == pytest.approx(values[1])
-    assert 0 < values[0][0] < 1
-
-
-# Ranks.
-
-
-def batch() -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(8, 5, generator=generator), torch.randint(K, (8,), generator=generator)
-    return x, y, class_weights()
-
-
-def train(model: nn.Module, solver: Any, rows: slice, closure: bool) -> tuple[Tensor, list[float]]:
-    """Three steps on some rows; the bounds of the samples differ by their classes' weights."""
-    x, y, weight = batch()
-    criterion = CrossEntropy(label_smoothing=0.2, weight=weight, reduction="sum")
-    optimizer, found = ProxOptimizer(criterion, solver, model.parameters(), lr=0.2, weight_decay=DECAY), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        if closure:
-            optimizer.step(lambda: criterion(model(x[rows]), y[rows]))
-        else:
-            criterion(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-        found += [float(optimizer.last.gamma), float(optimizer.last.loss), float(optimizer.last.dual)]
-    return parameters_to_vector(model.parameters()).detach(), found
-
-
-def on_a_rank(rank: int, solver: Any, closure: bool) -> tuple[Tensor, list[float]]:
-    torch.manual_seed(0)
-    model: nn.Module = mlp()
-    model = model if closure else DistributedDataParallel(model)
-    return train(model, solver, slice(0, 4) if rank == 0 else slice(4, 8), closure)
-
-
-@pytest.mark.parametrize(
-    ("solver", "closure"),
-    [(SingleStepFW(), False), (SingleStepFW(), True), (MultiStepFW(4, tol=0.0), True)],
-    ids=["backward", "closure", "multi"],
-)
-def test_ranks_average_their_bounds(solver, closure):
-    torch.manual_seed(0)
-    model = mlp()
-    x, y, weight = batch()
-    alone = ProxOptimizer(
-        CrossEntropy(label_smoothing=0.2, weight=weight, reduction="sum"),
-        solver,
-        model.parameters(),
-        lr=0.2,
-        weight_decay=DECAY,
-    )
-    expected: list[float] = []
-    for _ in range(3):
-        alone.step(lambda: alone.loss(model(x), y, torch.full((8,), 0.5)))  # the mean of two sums
-        expected += [float(alone.last.gamma), float(alone.last.loss), float(alone.last.dual)]
-    for weights, found in run_on_ranks(on_a_rank, solver, closure):
-        assert found == pytest.approx(expected, rel=1e-9)
-        torch.testing.assert_close(weights, parameters_to_vector(model.parameters()).detach())

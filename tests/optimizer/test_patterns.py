@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge
+from proxsvm.losses import BinaryCrossEntropy, MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 
 ETA, STEPS = 5.0, 12  # an η that γ has to correct
@@ -47,33 +47,6 @@ def by_hand(params: list[Tensor], value: Tensor) -> float:
 def assert_same(model: nn.Module, twin: nn.Module) -> None:
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-10)
-
-
-def test_accumulation_with_a_penalty(fused):
-    """nanoGPT's micro-batches, and a penalty that the script adds to each: declared, or passed as the sum."""
-
-    class Ridge(nn.Module):
-        def forward(self, model):
-            return 1e-2 * sum((p * p).sum() for p in model.parameters())
-
-    model, twin = network(), network()
-    criterion = CrossEntropy()
-    optimizer = optimizer_of(criterion, model.parameters(), fused)
-    ridge = optimizer.watch(Ridge())
-    gammas = []
-    for step, (x, y) in enumerate(batches()):
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for part, labels in zip(x.split(2), y.split(2), strict=True):
-            term = ridge(model) if step % 2 else Ridge()(model)
-            loss = (criterion(model(part), labels) + term) / 3
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step() if step % 2 else optimizer.step(loss=total)
-        gammas.append(by_hand(list(twin.parameters()), F.cross_entropy(twin(x), y) + Ridge()(twin)))
-        assert float(optimizer.last.gamma) == pytest.approx(gammas[-1], abs=1e-10)
-    assert_same(model, twin)
-    assert min(gammas) < 1  # else any value would have done
 
 
 def test_alternation_as_in_a_gan(fused):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
@@ -30,7 +30,8 @@ def network(dtype=torch.float32):
 
 def make(model, solver=None, **options):
     options = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3, **options}
-    return ProxOptimizer(MultiClassHinge(smooth=True), solver or SingleStepFW(), model.parameters(), **options)
+    loss = options.pop("loss", lambda: MultiClassHinge(smooth=True))()
+    return ProxOptimizer(loss, solver or SingleStepFW(), model.parameters(), **options)
 
 
 def data(steps=20, dtype=torch.float32):
@@ -114,8 +115,13 @@ def train_scaled(way, accumulate=1, poison=(), **options):
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_grad_norm": 0.2}, {"nonfinite": "raise"}, {"metric": Diagonal(eps=1e-3), "lr": 1.0, "average": 0.9}],
-    ids=str,
+    [
+        {},
+        {"max_grad_norm": 0.2},
+        {"nonfinite": "raise"},
+        {"metric": Diagonal(eps=1e-3), "lr": 1.0, "average": 0.9},
+        {"loss": lambda: CrossEntropy(label_smoothing=0.2)},  # which has a lower bound
+    ],
 )
 def test_loss_scaling_changes_nothing(way, accumulate, options):
     weights, gammas, skipped, scale = train_scaled(way, accumulate, **options)
