@@ -200,25 +200,6 @@ def test_two_threads_train_two_models_with_one_criterion():
     assert all(seen == pytest.approx(told) for k in range(2) for seen, told in values[k])
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("declared", [True, False])
-def test_heads_with_weights_of_their_own(passes, declared):
-    """One head has its gradients before the other's backward pass begins; that is no edit (a warning is an error)."""
-    body, heads = torch.nn.Linear(6, 8), [torch.nn.Linear(8, 3) for _ in range(2)]
-    params = [p for module in (body, *heads) for p in module.parameters()]
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), params, lr=0.1)
-    other = optimizer.watch(CrossEntropy()) if declared else optimizer.loss  # or one criterion, for both heads
-    for _ in range(2):
-        optimizer.zero_grad()
-        total = 0.0
-        for _ in range(passes):
-            x, y = torch.randn(4, 6), torch.randint(3, (4,))
-            value = optimizer.loss(heads[0](body(x)), y) + other(heads[1](body(x)), y)
-            value.backward()
-            total += value.item()
-        assert optimizer.step().item() == pytest.approx(total)
-
-
 def test_a_closure_that_returns_more_than_the_criterion():
     """What the closure returns counts, and step() returns it, as torch promises."""
     model, (x, y) = mlp(), batches(1)[0]
