@@ -58,6 +58,7 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     averages.lead(inner, list(_buffers(inner)))
     with torch.no_grad():
         for pair in averages.pairs():  # buffers of a state that was loaded before
+            pair.check(averages.in_place)
             pair.put(averages.in_place)
 
 

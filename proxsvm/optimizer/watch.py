@@ -13,15 +13,7 @@ from proxsvm.optimizer.record import Record
 
 
 def watch(module: nn.Module, record: Record) -> None:
-    """Record the values of ``module`` from now on, once, however often it is watched; a copy of it is not watched.
-
-    >>> module, w = nn.Identity(), torch.tensor(3.0, requires_grad=True)
-    >>> record = Record(lambda: [w], torch.zeros(()))
-    >>> watch(module, record); watch(module, record)
-    >>> module(2 * w).backward()
-    >>> record.sums()[0]
-    tensor(6.)
-    """
+    """Record the values of ``module`` from now on, once, however often it is watched; a copy of it is not watched."""
     known = module.__dict__.get("_watch")
     if not isinstance(known, _Watch):
         known = _Watch()
@@ -67,8 +59,8 @@ class _Watch:
     def _recorded(self, module: nn.Module, args: Any, value: Any, record: Record) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor, the "
-                "value of its term: watch a module that returns that alone, or pass the sum, optimizer.backward(total)"
+                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: watch a "
+                "module that returns its term's value alone, or call optimizer.backward(total)"
             )
         if not value.requires_grad:
             return value
