@@ -59,8 +59,8 @@ class _Watch:
     def _recorded(self, module: nn.Module, args: Any, value: Any, record: Record) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: watch a "
-                "module that returns its term's value alone, or call optimizer.backward(total)"
+                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: "
+                "watch a module that returns its term's value alone, or call optimizer.backward(total)"
             )
         if not value.requires_grad:
             return value
