@@ -470,11 +470,11 @@ class ProxOptimizer(torch.optim.Optimizer):
         >>> f"{averaged:.2f}, {w.item():.2f}"
         '0.55, 0.50'
         """
-        self._averages.switch_to(True)
+        self._averages.switch(True)
 
     def train(self) -> None:
         """Put the training weights back, bit for bit."""
-        self._averages.switch_to(False)
+        self._averages.switch(False)
 
     # What the last step did, and states.
 
@@ -510,8 +510,7 @@ class ProxOptimizer(torch.optim.Optimizer):
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
-        check_state(upgraded(state_dict), self.param_groups, self._metrics)
-        self._averages.check(state_dict)
+        check_state(upgraded(state_dict), self.param_groups, self._metrics, self._averages.kinds())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and with it the mode that it was saved in; it is checked before anything changes.
