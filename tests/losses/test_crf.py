@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from proxsvm import ProxProblem
-from proxsvm.losses import ChainCRF, ChainHinge, TreeCRF, TreeHinge
+from proxsvm.losses import ChainCRF, ChainHinge, TreeCRF
 from proxsvm.solvers import ExactQP, MultiStepFW
 from proxsvm.verification import verify
 from tests.cases import expanded
@@ -135,48 +135,15 @@ def test_what_all_transitions_have_in_common_does_not_cancel(criterion, lengths,
     assert float(criterion((unary, pairwise), target)) == pytest.approx(float(exact), rel=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_large_scores_do_not_cancel(reduction):
-    loss, labels, pairwise = ChainCRF(reduction=reduction), torch.randint(5, (4, 20)), torch.randn(5, 5).float()
-    unary = (torch.randn(4, 20, 5) + 1e4 * torch.randn(4, 20, 1)).float()  # every position far from zero
-    exact, single = loss((unary.double(), pairwise.double()), labels), loss((unary, pairwise), labels)
-    torch.testing.assert_close(single.double(), exact, rtol=1e-6, atol=0)
-
-
-def crf_problem(lr: float, tree: bool, forbidden: bool = False) -> ProxProblem:
-    torch.manual_seed(0)
-    B, T, K = 3, 3, 2
-    model, A = nn.Linear(4, K), torch.randn(K, K, requires_grad=True)
-    labels = torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1]])
-    pairwise = A.masked_fill(torch.tensor([[False, False], [True, False]]), -torch.inf) if forbidden else A
-    lengths = torch.tensor([3, 1, 2])
-    target = (labels, torch.tensor([[-1, 0, 0], [-1, 0, 1], [-1, -1, 1]]), lengths) if tree else (labels, lengths)
-    scores = (model(torch.randn(B, T, 4)), pairwise)
-    loss = TreeCRF() if tree else ChainCRF()
-    return ProxProblem.from_scores(loss, scores, target, [*model.parameters(), A], lr=lr, weight_decay=0.1)
-
-
 def test_the_entropy_leaves_out_what_is_forbidden():
-    problem = crf_problem(1.0, False, forbidden=True)
+    model, A = nn.Linear(4, 2), torch.randn(2, 2, requires_grad=True)
+    pairwise = A.masked_fill(torch.tensor([[False, False], [True, False]]), -torch.inf)
+    target = torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1]]), torch.tensor([3, 1, 2])
+    params = [*model.parameters(), A]
+    scores = model(torch.randn(3, 3, 4)), pairwise
+    problem = ProxProblem.from_scores(ChainCRF(), scores, target, params, lr=1.0, weight_decay=0.1)
     assert problem.gap(ExactQP().solve(problem)) == pytest.approx(0, abs=1e-6)
     assert verify(problem, MultiStepFW(100)).ok
-
-
-def test_they_take_what_the_hinges_take():
-    scores, labels = (torch.zeros(2, 3, 4), torch.zeros(4, 4)), torch.zeros(2, 3, dtype=torch.long)
-    for crf, hinge, target in (
-        (ChainCRF(), ChainHinge(), labels + 4),
-        (ChainCRF(), ChainHinge(), (labels, torch.tensor([0, 1]))),
-        (ChainCRF(), ChainHinge(), None),
-        (TreeCRF(), TreeHinge(), labels),
-        (TreeCRF(), TreeHinge(), (labels, torch.tensor([[1, 2, 0]] * 2))),
-    ):
-        errors = []
-        for loss in (crf, hinge):
-            with pytest.raises((ValueError, TypeError)) as error:
-                loss(scores, target)
-            errors.append(str(error.value).replace("CRF", "Hinge"))
-        assert errors[0] == errors[1]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])

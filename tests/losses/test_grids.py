@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import GridHinge
-from proxsvm.solvers import SingleStepFW
 from proxsvm.structures import maxflow_cut, scipy_cut
 
 CUTS = [scipy_cut]
@@ -144,24 +143,6 @@ def test_an_approximate_oracle_still_ascends():
         duals.append(float(problem.dual(point)))
     assert duals == sorted(duals)
     assert duals[0] >= 0
-
-
-def test_it_trains():
-    model = torch.nn.Conv2d(1, 1, 3, padding=1)
-    weight = torch.nn.Parameter(torch.zeros(2))
-    x = torch.randn(4, 1, 6, 6)
-    y = (torch.nn.functional.avg_pool2d(x, 3, 1, 1) > 0).long()[:, 0]
-    loss = GridHinge()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), [*model.parameters(), weight], lr=0.01, momentum=0.9)
-    values = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        right, down = torch.nn.functional.softplus(weight)
-        value = loss((model(x)[:, 0], right, down), y)
-        value.backward()
-        optimizer.step()
-        values.append(float(value.detach()))
-    assert values[-1] < values[0] / 2
 
 
 U, R, D = torch.zeros(2, 3, 4), torch.zeros(2, 3, 3), torch.zeros(2, 2, 4)

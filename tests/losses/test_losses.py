@@ -23,7 +23,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss
-from tests.cases import LOSSES, K, cost_matrix, each_loss, expanded
+from tests.cases import LOSSES, K, cost_matrix, expanded
 
 seeds = st.integers(0, 10_000)
 sizes = st.integers(1, 7)
@@ -125,16 +125,6 @@ def test_the_minimiser_of_the_pinball_loss_is_the_quantile():
     grid = torch.linspace(0, 100, 1001)
     best = min(grid, key=lambda q: float(QuantileRegression(0.9)(q.expand(101), t)))
     assert best == pytest.approx(90, abs=0.2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@each_loss
-def test_half_precision_scores_are_summed_in_float32(loss, dtype):
-    outputs = torch.randn(64, K).to(dtype).requires_grad_()
-    value = loss.loss()(loss.scores(outputs), loss.target(64))
-    assert value.dtype == torch.float32
-    value.backward()
-    assert outputs.grad.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
