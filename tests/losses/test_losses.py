@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from proxsvm import ProxOptimizer, losses
+from proxsvm import ProxOptimizer, ProxProblem, losses
 from proxsvm.losses import (
     Atom,
     ConvexLoss,
@@ -23,7 +24,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss
-from tests.cases import LOSSES, K, cost_matrix, expanded
+from tests.cases import LOSSES, K, cost_matrix, each_loss, expanded
 
 seeds = st.integers(0, 10_000)
 sizes = st.integers(1, 7)
@@ -285,3 +286,64 @@ def test_the_quantiles_of_a_float64_model_are_exact():
 def test_check_loss_allows_the_rounding_of_single_precision(loss, outputs):
     for _ in range(5):
         check_loss(loss, torch.randn(16, outputs, dtype=torch.float32), torch.rand(16, outputs, dtype=torch.float32))
+
+
+LAYOUTS = {
+    "transposed": lambda u: u.T.contiguous().T,
+    "sliced": lambda u: torch.cat([u, u], 1)[:, : u.shape[1]],
+    "every other": lambda u: torch.stack([u, u], 2)[..., 0],
+    "expanded": lambda u: u[:1].expand(u.shape),
+}
+
+
+@each_loss
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_memory_layout_makes_no_difference(loss, layout):
+    n, criterion = 5, loss.loss()
+    outputs, target = torch.randn(n, K), loss.target(n)
+    given = LAYOUTS[layout](outputs)
+    found = []
+    for u in (given.contiguous(), given):
+        leaf = u.detach().requires_grad_()
+        value = criterion(loss.scores(leaf), target)
+        problem = ProxProblem.from_scores(criterion, loss.scores(leaf), target, [leaf], lr=0.1)
+        step = problem.displacement(MultiStepFW(3).solve(problem))
+        found.append([value.detach(), *torch.autograd.grad(value, leaf), *step])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), MultiClassHinge(smooth=True), losses.CrossEntropy()], ids=repr)
+def test_channels_last_makes_no_difference(loss):
+    u, y = torch.randn(2, K, 3, 5), torch.randint(K, (2, 3, 5))
+    found = []
+    for v in (u, u.to(memory_format=torch.channels_last)):
+        leaf = v.detach().requires_grad_()
+        value = loss(leaf, y)
+        found.append([value.detach(), *torch.autograd.grad(value, leaf)])
+    torch.testing.assert_close(*found)
+
+
+@each_loss
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
+def test_compilers_tracers_and_transforms(loss):
+    """One graph of torch.compile and of make_fx, and the transforms of torch.func, agree with the eager value."""
+    n, criterion = 4, loss.loss()
+    if isinstance(criterion, losses.GridHinge):
+        pytest.skip("a cut is not made of torch's operations")
+    u, target = torch.randn(n, K), loss.target(n)
+
+    def value(u):
+        return criterion(loss.scores(u), target)
+
+    leaf = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(value)(u), gradient)
+    torch.testing.assert_close(torch.compile(value, backend="eager", fullgraph=True)(u), value(u))
+    torch._dynamo.reset()
+    torch.testing.assert_close(make_fx(value)(u)(u), value(u))
+    torch.testing.assert_close(torch.func.vmap(value)(torch.stack([u, -u])), torch.stack([value(u), value(-u)]))
+    if isinstance(criterion, losses.SmoothLoss):
+        hessian = torch.func.hessian(value)(u).reshape(n * K, n * K)
+        expected = torch.autograd.functional.hessian(value, u).reshape(n * K, n * K)
+        torch.testing.assert_close(hessian, expected)
+        assert hessian.abs().sum() > 0
