@@ -91,11 +91,12 @@ Build = Callable[[Config, nn.Module, Params, int], Optimizer]
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer's factory, ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
+    """Its name, its factory ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
 
     ``prepare`` is applied to the network first; ``proximal`` marks ours.
     """
 
+    name: str
     build: Build
     update: Callable[[Optimizer, Evaluate], Tensor] = after_backward
     prepare: Callable[[nn.Module], nn.Module] = lambda network: network
@@ -115,7 +116,7 @@ class FullStep(SingleStepFW):
         return problem.first()
 
 
-def prox(solver: Callable[[], Any], **recipe: Any) -> Recipe:
+def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
     def build(c: Config, loss: nn.Module, params: Params, _: int) -> Optimizer:
         options: dict[str, Any] = {}
         if c.metric:
@@ -126,11 +127,11 @@ def prox(solver: Callable[[], Any], **recipe: Any) -> Recipe:
             loss, solver(), params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, **options
         )
 
-    return Recipe(build, proximal=True, **recipe)
+    return Recipe(name, build, proximal=True, **recipe)
 
 
-def adaptive(kind: type[Optimizer], **options: Any) -> Recipe:
-    return Recipe(lambda c, _, params, __: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))  # type: ignore[call-arg]
+def adaptive(name: str, kind: Any, **options: Any) -> Recipe:
+    return Recipe(name, lambda c, _, params, __: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))
 
 
 def sgd(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
@@ -171,23 +172,28 @@ def schedule_free_adamw(c: Config, _: nn.Module, params: Params, steps: int) -> 
 
 
 OPTIMIZERS: dict[str, Recipe] = {
-    "dfw": prox(SingleStepFW),
-    "dfw-full": prox(FullStep),
-    "multistep": prox(lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
-    "sgd": Recipe(sgd),
-    "adagrad": adaptive(torch.optim.Adagrad),
-    "adam": adaptive(torch.optim.Adam),
-    "adamw": adaptive(torch.optim.AdamW),
-    "amsgrad": adaptive(torch.optim.Adam, amsgrad=True),
-    "bpgrad": Recipe(bpgrad, told_the_loss),
-    "alig": Recipe(alig, told_a_number),
-    "momo": Recipe(momo, told_the_loss),
-    "momo-adam": Recipe(momo_adam, told_the_loss),
-    "prodigy": Recipe(prodigy),
-    "dog": adaptive(DoG),
-    "schedulefree": Recipe(schedule_free),
-    "schedulefree-adamw": Recipe(schedule_free_adamw),
+    "dfw": prox("DFW", SingleStepFW),
+    "dfw-full": prox("DFW, γ ≡ 1", FullStep),
+    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
+    "sgd": Recipe("SGD", sgd),
+    "adagrad": adaptive("Adagrad", torch.optim.Adagrad),
+    "adam": adaptive("Adam", torch.optim.Adam),
+    "adamw": adaptive("AdamW", torch.optim.AdamW),
+    "amsgrad": adaptive("AMSGrad", torch.optim.Adam, amsgrad=True),
+    "bpgrad": Recipe("BPGrad", bpgrad, told_the_loss),
+    "alig": Recipe("ALI-G", alig, told_a_number),
+    "momo": Recipe("MoMo", momo, told_the_loss),
+    "momo-adam": Recipe("MoMo-Adam", momo_adam, told_the_loss),
+    "prodigy": Recipe("Prodigy", prodigy),
+    "dog": adaptive("DoG", DoG),
+    "schedulefree": Recipe("Schedule-Free", schedule_free),
+    "schedulefree-adamw": Recipe("Schedule-Free AdamW", schedule_free_adamw),
 }
+
+
+def title(config: Config) -> str:
+    """``SOAP 0.003``: what a run is called while it runs."""
+    return f"{OPTIMIZERS[config.optimizer].name} {config.lr}"
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -22,8 +22,9 @@ Line = dict[str, Any]
 class Study:
     """``grid``: the runs of the cross-validation. The best of each method then runs for ``epochs`` with every seed.
 
-    ``by`` names the values that decide: the weights' own (""), and those of averages, by their decay. Where they do not
-    agree, the choice of each is run.
+    ``by`` names the values that decide: the weights' own (""), those of averages, by their decay, or the best of all
+    ("any"). Where they do not agree, the choice of each is run. With ``growth``, the factor between two η, the grid of
+    a method grows while its best η is at an edge.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Study:
     epochs: int
     seeds: tuple[int, ...] = (1, 2)
     by: tuple[str, ...] = ("",)
+    growth: float = 0.0
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
         """The study with these seeds of the chosen runs; where nothing is chosen, with its runs of these seeds."""
@@ -44,16 +46,33 @@ class Study:
         runs = product(self.seeds, best)  # the complete table of the first seed comes first
         return tuple(replace(run, epochs=self.epochs, seed=seed, test=True) for seed, run in runs)
 
+    def beyond(self, curves: dict[Config, list[Line]]) -> list[Config]:
+        """The next runs of a grid that grows."""
+        found = []
+        for best in self._best(curves, "any") if self.growth else ():
+            etas = [run.lr for run in curves if run.method == best.method]
+            if len(etas) < MOST and best.lr in (min(etas), max(etas)):
+                lr = best.lr * self.growth if best.lr == max(etas) else best.lr / self.growth
+                found.append(replace(best, lr=float(f"{lr:.2g}")))
+        return found
+
     def _best(self, curves: dict[Config, list[Line]], by: str) -> Iterable[Config]:
+        """The best run of each method, by the value of its best epoch; diverged runs are not chosen."""
         better, worst = (min, math.inf) if self.grid[0].dataset in LOWER else (max, -math.inf)
-        value: dict[Config, float] = {}
-        for run, curve in curves.items():
-            seen = [line["val_averaged"][by] if by else line["val"] for line in curve]
-            value[run] = better(seen) if all(map(math.isfinite, seen)) else worst  # diverged runs are not chosen
+
+        def value(run: Config) -> float:
+            seen = [_values(line)[by] if by != "any" else better(_values(line).values()) for line in curves[run]]
+            return better(seen) if all(map(math.isfinite, seen)) else worst
+
         best: dict[tuple[str, ...], Config] = {}
-        for run in self.grid:
-            best[run.method] = better((best.get(run.method, run), run), key=value.__getitem__)
+        for run in curves:
+            best[run.method] = better((best.get(run.method, run), run), key=value)
         return best.values()
+
+
+def _values(line: Line) -> dict[str, float]:
+    """Validation of the weights (""), and of their averages."""
+    return {"": line["val"], **line.get("val_averaged", {})}
 
 
 def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:
@@ -82,7 +101,9 @@ def variants(base: Config, losses: Iterable[str]) -> tuple[Config, ...]:
     return runs
 
 
+MOST = 7  # values of η, in a grid that grows
 TABLES = ("california", "bike")
+STRUCTURED = ("ocr-small", "ocr-large", "chunking", "camvid")
 LOWER = (*TABLES, "lm")  # their value is an error, or nats
 AVERAGE = ("0.995",)
 ADAMW = dict.fromkeys(("adamw", "adamw/cosine"), (1e-4, 1e-3, 1e-2, 1e-1))
@@ -194,8 +215,12 @@ def fixed_small(name: str, data: str) -> Study:
     """``fixed-cifar10``, …: one setting for all tasks, not tuned; every run is complete, and nothing is chosen."""
     base, epochs = _base(name, data)
     base = replace(base, epochs=epochs, test=True)
-    loss = "l1" if base.dataset in TABLES else "ce"
-    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in FIXED]
+    loss = {"california": "l1", "bike": "l1"} | dict.fromkeys(STRUCTURED, "likelihood")
+    runs = [
+        replace(base, **setting, loss=loss.get(base.dataset, "ce"), seed=seed)
+        for seed in (1, 2, 3)
+        for setting in FIXED
+    ]
     runs = [replace(run, averages=()) if run.average else run for run in runs]  # ours is evaluated itself
     return Study(name, tuple(runs), epochs, seeds=())
 
@@ -208,6 +233,9 @@ def ablation_small(name: str, data: str) -> Study:
     """
     base, _ = _base(name, data)
     base = replace(base, epochs=SHORT.get(base.dataset, base.epochs))
+    if base.dataset in STRUCTURED:
+        etas = {loss: (eta, 10 * eta, 100 * eta) for loss, eta in STARTS[base.dataset].items()}
+        return Study(name, ablated(base, dict(reversed(etas.items()))), base.epochs, seeds=())
     hinge = "hinge" if base.dataset == "snli" else "smooth-hinge"
     losses = ("l1",) if base.dataset in TABLES else (hinge, "ce")
     return Study(name, ablated(base, dict.fromkeys(losses, (0.1, 1.0, 10.0))), base.epochs, seeds=())
@@ -230,8 +258,65 @@ SHORT = {"snli": 2, "lm": 1, "california": 20, "bike": 20}  # epochs
 def _base(name: str, data: str) -> tuple[Config, int]:
     """The task of a study named after it, and the length of its final runs."""
     task = name.partition("-")[2]
-    study = SMALL[task](task, data)
+    study = (tuned if task in STRUCTURED else SMALL[task])(task, data)
     return replace(study.grid[0], loss="", schedule="", averages=AVERAGE), study.epochs
+
+
+# The structured tasks, whose networks and batches are their own.
+
+STARTS = {  # where the grid of a loss starts in the Euclidean metric; CamVid's hinge is a sum over 10,800 pixels
+    **{task: {"likelihood": 0.03, "hinge": 0.03} for task in ("ocr-small", "ocr-large", "chunking")},
+    "camvid": {"likelihood": 0.1, "hinge": 1e-5},
+}
+LENGTHS = {"ocr-small": (15, 30), "ocr-large": (3, 6), "chunking": (2, 6), "camvid": (4, 10)}  # to choose η, and chosen
+
+
+def tuned(name: str, data: str) -> Study:
+    """Hinge and likelihood in both metrics, and the likelihood with Adam and AdamW: three η each, growing."""
+    base = Config(data=data, dataset=name, model="", batch=0, held=0, epochs=LENGTHS[name][0], weight_decay=0.0)
+    base, step = replace(base, averages=("0.99",)), 10**0.5
+    starts = [(loss, "dfw", "", eta) for loss, eta in STARTS[name].items()]
+    starts += [(loss, "dfw", "diagonal", 1e-3) for loss in STARTS[name]]
+    starts += [("likelihood", peer, "", 1e-3 * step) for peer in ("adam", "adamw")]
+    runs = [
+        replace(base, loss=loss, optimizer=optimizer, metric=metric, lr=float(f"{eta * step**k:.2g}"))
+        for loss, optimizer, metric, eta in starts
+        for k in (-1, 0, 1)
+    ]
+    runs = [replace(run, weight_decay=0.01) if run.optimizer == "adamw" else run for run in runs]
+    return Study(name, tuple(runs), LENGTHS[name][1], seeds=(1, 2, 3), by=("any",), growth=step)
+
+
+def first(name: str, data: str) -> Study:
+    """``first-chunking``, …: what was measured before everyone was tuned alike; nothing is chosen."""
+    task = name.partition("-")[2]
+    base = Config(data=data, dataset=task, model="", held=0, weight_decay=0.0, test=True)
+    base = replace(base, batch=128 if task == "sentences" else 0, epochs=10 if task == "camvid" else 6)
+    seeds = (0,) if task == "chunking" else (0, 1)
+    runs = [replace(base, seed=seed, **setting) for seed in seeds for setting in FIRST[task]]
+    return Study(name, tuple(runs), base.epochs, seeds=())
+
+
+FIRST: dict[str, list[dict[str, Any]]] = {
+    "chunking": [
+        {"optimizer": "dfw", "loss": "hinge", "lr": 0.03},
+        {"optimizer": "adam", "loss": "likelihood", "lr": 0.002},
+        {"optimizer": "sgd", "loss": "likelihood", "lr": 0.02},
+    ],
+    "camvid": [
+        {"optimizer": "adam", "loss": "likelihood", "lr": 0.003},
+        {"optimizer": "dfw", "loss": "hinge", "lr": 1e-5},
+        *({"optimizer": "dfw", "loss": loss, "lr": 0.1} for loss in ("likelihood", "pixel-hinge", "lovasz-hinge")),
+    ],
+    "sentences": [
+        *({"optimizer": "adam", "loss": "ce", "lr": lr} for lr in (0.003, 0.01)),
+        *(
+            {"optimizer": "dfw", "metric": "diagonal", "momentum": 0.0, "loss": loss, "lr": lr}
+            for loss in ("ce", "hinge", "average-precision-hinge")
+            for lr in (0.01, 0.1)
+        ),
+    ],
+}
 
 
 def sensitivity_small(name: str, data: str) -> Study:
@@ -308,7 +393,9 @@ SMALL: dict[str, Maker] = {
     "lm": lm_small,
 }
 EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli", "lm", *TABLES)
-SMALL |= {f"fixed-{task}": fixed_small for task in EVIDENCE} | {f"ablation-{task}": ablation_small for task in EVIDENCE}
+SMALL |= {f"fixed-{task}": fixed_small for task in (*EVIDENCE, *STRUCTURED)}
+SMALL |= {f"first-{task}": first for task in FIRST}
+SMALL |= {f"ablation-{task}": ablation_small for task in (*EVIDENCE, *STRUCTURED)}
 PAPER: dict[str, Maker] = {
     **{
         f"{dataset}-{network}{augmented}": cifar_paper
@@ -317,7 +404,7 @@ PAPER: dict[str, Maker] = {
     "snli": snli_paper,
     "lm": lm_paper,
 }
-SCALES = {"small": SMALL, "paper": PAPER}
+SCALES = {"small": SMALL, "paper": PAPER, "tuned": dict.fromkeys(STRUCTURED, tuned)}
 
 
 def study_of(name: str, scale: str, data: str) -> Study:
