@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from experiments.bpgrad import BPGrad
 from experiments.config import Config, known
-from experiments.dog import DoG
+from experiments.peers import BPGrad, DoG
 from experiments.schedules import WARM_UP
 from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
 from proxsvm._extras import load

@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel
 import proxsvm
 from experiments import config as configs
 from experiments import folder
-from experiments.averaging import average, fresh_statistics
+from experiments.averaging import average, with_fresh_statistics
 from experiments.config import Config, known
 from experiments.folder import Line, Result
 from experiments.optimizers import OPTIMIZERS, recipe_of
@@ -177,16 +177,14 @@ def _judge(training: Training, last: bool) -> Line:
     """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
     line: Line = {}
-    with judged(training):
-        line["val"] = best.look("", training.model, evaluate(config, task, training.model, task.val))
+    with judged(training) as model:
+        line["val"] = best.look("", model, evaluate(config, task, model, task.val))
     means = training.averages.items()
     if means:
         line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
     if means and last:  # is averaging batch norm's buffers as good as re-estimating them?
-        line["val_averaged_fresh"] = {}
-        for k, mean in means:
-            with passes(config), fresh_statistics(mean.module, _some_inputs(config, task)):
-                line["val_averaged_fresh"][k] = evaluate(config, task, mean.module, task.val)
+        fresh = {k: _fresh(config, task, mean.module) for k, mean in means}
+        line["val_averaged_fresh"] = {k: evaluate(config, task, model, task.val) for k, model in fresh.items()}
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
     if config.test and last:  # the test set is read once, with the weights that validation preferred
@@ -241,24 +239,26 @@ def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterat
 
 
 @contextmanager
-def judged(training: Training) -> Iterator[None]:
+def judged(training: Training) -> Iterator[nn.Module]:
     """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen.
 
     (The averages of our own optimizer follow ``model.eval()``, batch norm included.)
     """
     optimizer = training.optimizer
     if isinstance(optimizer, ProxOptimizer) or not hasattr(optimizer, "eval"):
-        yield
-        return
-    optimizer.eval()
-    with passes(training.config), fresh_statistics(training.model, _some_inputs(training.config, training.task)):
-        yield
-    optimizer.train()
+        yield training.model
+    else:
+        optimizer.eval()
+        yield _fresh(training.config, training.task, training.model)
+        optimizer.train()
 
 
-def _some_inputs(config: Config, task: Task) -> Iterator[tuple[Tensor, ...]]:
-    for batch in torch.arange(len(task.train)).split(config.batch or task.evaluated)[:RE_ESTIMATION]:
-        yield tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0])
+def _fresh(config: Config, task: Task, model: nn.Module) -> nn.Module:
+    """A copy with batch-norm statistics of the first batches of the training samples."""
+    some = torch.arange(len(task.train)).split(config.batch or task.evaluated)[:RE_ESTIMATION]
+    with passes(config):
+        inputs = (each(lambda x: x.to(config.device), task.take(task.train, batch, None)[0]) for batch in some)
+        return with_fresh_statistics(model, inputs)
 
 
 class Best:

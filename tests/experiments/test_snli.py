@@ -80,12 +80,10 @@ def test_missing_and_broken_files_are_named(tmp_path):
     write(tmp_path)
     glove = tmp_path / "glove.6B.100d.txt"
     whole = glove.read_text()
-    glove.write_text(whole[:-3])
-    with pytest.raises(ValueError, match=r"ends within a line: it is not whole. .*https://nlp.stanford.edu/data"):
-        snli.load(tmp_path, None, 0)
-    glove.write_text(whole.replace("dog 1.5 -1 0.25", "dog 1.5 -1"))
-    with pytest.raises(ValueError, match=r"line 2 has 2 numbers; expected 3: is the file whole"):
-        snli.load(tmp_path, None, 0)
+    for broken, number in ((whole[:-3], 14), (whole.replace("dog 1.5 -1 0.25", "dog 1.5 -1"), 2)):
+        glove.write_text(broken)
+        with pytest.raises(ValueError, match=rf"line {number}: expected a word and 3 numbers: is the file whole"):
+            snli.load(tmp_path, None, 0)
     glove.write_text(whole.replace("dog 1.5", "dog x"))
     with pytest.raises(ValueError, match=r"line 2: .*expected a word and 3 numbers"):
         snli.load(tmp_path, None, 0)
@@ -98,10 +96,10 @@ def test_missing_and_broken_files_are_named(tmp_path):
     file = tmp_path / "snli_1.0" / "snli_1.0_dev.jsonl"
     text = file.read_text()
     file.write_text(text[:-20])
-    with pytest.raises(ValueError, match=r"dev.jsonl, line 4: expected JSON with gold_label.*is the file whole"):
+    with pytest.raises(ValueError, match=r"dev.jsonl, line 4: expected JSON with sentence1.*is the file whole"):
         snli.load(tmp_path, None, 0)
     file.write_text(text.replace("entailment", "maybe"))
-    with pytest.raises(ValueError, match="line 2: gold_label is 'maybe'; expected entailment, neutral"):
+    with pytest.raises(ValueError, match=r"line 2: .* a gold_label"):
         snli.load(tmp_path, None, 0)
     file.write_text("")
     with pytest.raises(ValueError, match="no pair with a gold label"):

@@ -18,11 +18,9 @@ import pytest
 import torch
 
 from experiments import cifar, folder
-from experiments.averaging import average, fresh_statistics
 from experiments.config import Config, from_dict
 from experiments.models import DenseNet
 from experiments.optimizers import OPTIMIZERS
-from experiments.schedules import Schedule
 from experiments.tasks import IMAGE_MODELS
 from experiments.train import Best, TimeUp, run
 
@@ -243,62 +241,6 @@ def test_names_and_folders_are_checked(data, tmp_path):
     run(config(data, epochs=1), tmp_path)
     with pytest.raises(ValueError, match="contains another run"):
         run(config(data, epochs=1, lr=1.0), tmp_path)
-
-
-def test_the_schedules_are_the_published_ones():
-    def rates(schedule, epochs):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        made = Schedule(Config(schedule=schedule, epochs=epochs), optimizer)
-        found = []
-        for epoch in range(epochs):
-            found.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            made.after_epoch(float(epoch < 2))  # better until the second epoch
-        return found
-
-    def falls(schedule, epochs):
-        found = rates(schedule, epochs)
-        return {k: round(found[k] / found[k - 1], 6) for k in range(1, epochs) if found[k] != found[k - 1]}
-
-    assert falls("wrn-paper", 200) == {60: 0.2, 120: 0.2, 180: 0.2}
-    assert falls("wrn-jobs", 200) == {60: 0.2, 120: 0.2, 160: 0.2}
-    assert falls("densenet", 300) == {150: 0.1, 225: 0.1}
-    assert rates("snli", 4) == pytest.approx([1, 1, 0.2, 0.04])
-
-
-def test_the_average_is_what_it_says():
-    model = torch.nn.Linear(1, 1, bias=False)
-    betas = {
-        "0.5": [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5],
-        "1/2": [0.0, 2 / 4, 3 / 5, 4 / 6, 5 / 7, 6 / 8],
-    }
-    for form, expected_betas in betas.items():
-        mean, expected = average(model, form), None
-        for t, beta in enumerate(expected_betas):
-            model.weight.data.fill_(float(t**2))
-            mean.update_parameters(model)
-            expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
-            assert mean.module.weight.item() == pytest.approx(expected)
-    for form in ("1.0", "1/0", "0/3", "a tenth"):
-        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the fraction of steps"):
-            average(model, form)
-
-
-def test_fresh_statistics_are_those_of_the_present_weights_and_are_put_back():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    x = torch.randn(64, 3)
-    model(x)  # statistics half-way to something
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.eval()
-    with fresh_statistics(model, [(x[:32],), (x[32:],)]):
-        hidden = model[0](x)
-        torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
-        variance = torch.stack([half.var(0) for half in hidden.split(32)]).mean(0)
-        torch.testing.assert_close(model[1].running_var, variance)
-        assert not model.training
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert model[1].momentum == 0.1
 
 
 def test_tensorboard_reads_what_was_logged(data, tmp_path):

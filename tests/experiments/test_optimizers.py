@@ -1,0 +1,166 @@
+"""The optimizers of the experiments: peers equal plain references, recipes pass what a config says."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from experiments import peers, schedules
+from experiments.averaging import average, with_fresh_statistics
+from experiments.config import Config
+from experiments.optimizers import OPTIMIZERS, criterion_of, recipe_of
+from experiments.peers import BPGrad, DoG
+from experiments.schedules import Schedule
+
+
+@pytest.fixture(autouse=True)
+def float32():
+    torch.set_default_dtype(torch.float32)
+
+
+A, X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.ones(4)
+
+
+def train(w, optimizer, told=False, steps=30):
+    """Least squares, from zero."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = ((A @ (w - X)) ** 2).sum()
+        value.backward()
+        optimizer.step(**({"loss": value.detach()} if told else {}))
+    return w.detach()
+
+
+@pytest.mark.parametrize(("mu", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.1)])
+def test_bpgrad_is_its_formula(mu, decay):
+    w = nn.Parameter(torch.zeros(4))
+    optimizer = BPGrad([w], lr=0.01, momentum=mu, weight_decay=decay)
+    train(w, optimizer, told=True)
+    plain, velocity = torch.zeros(4), torch.zeros(4)
+    for _ in range(30):
+        f = ((A @ (plain - X)) ** 2).sum() + decay / 2 * plain.square().sum()
+        g = 2 * A.T @ (A @ (plain - X)) + decay * plain
+        velocity = mu * velocity - 0.01 * f * g / (g.norm() + 1e-5)
+        plain = plain + velocity
+    torch.testing.assert_close(w.detach(), plain)
+
+
+def test_dog_is_its_formula():
+    w = nn.Parameter(torch.zeros(4))
+    optimizer = DoG([w], start=1e-2, weight_decay=0.1)
+    train(w, optimizer)
+    plain, distance, squares = torch.zeros(4), 1e-2, 0.0
+    for _ in range(30):
+        g = 2 * A.T @ (A @ (plain - X)) + 0.1 * plain
+        distance, squares = max(distance, float(plain.norm())), squares + float(g.norm()) ** 2
+        plain = plain - distance / math.sqrt(squares + 1e-8) * g
+    torch.testing.assert_close(w.detach(), plain)
+    again = DoG([w])
+    again.load_state_dict(optimizer.state_dict())
+    assert again.state[w]["distance"] == optimizer.state[w]["distance"]
+
+
+@pytest.mark.parametrize("kind", [BPGrad, DoG])
+def test_a_frozen_weight_is_left(kind):
+    w, frozen = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(3))
+    train(w, kind([w, frozen]), told=kind is BPGrad, steps=2)
+    assert torch.equal(frozen.detach(), torch.ones(3))
+
+
+def test_a_full_step_in_the_euclidean_metric_is_sgd():
+    config = Config(optimizer="dfw-full", loss="hinge", lr=3.0, momentum=0.9, weight_decay=0.01)
+    models = [nn.Linear(5, 4) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x, y = torch.randn(8, 5), torch.randint(4, (8,))
+    criterion = criterion_of(config)
+    for model, name in zip(models, ("dfw-full", "sgd"), strict=True):
+        recipe = OPTIMIZERS[name]
+        optimizer = recipe.build(config, criterion, model.parameters(), 10)
+        for _ in range(10):
+            recipe.update(optimizer, lambda: criterion(model(x), y))
+    torch.testing.assert_close(models[0].weight, models[1].weight)
+
+
+@pytest.mark.parametrize("options", [{"metric": "diagonal"}, {"average": "0.995"}, {"lr": "auto"}], ids=str)
+def test_options_of_proxsvm_are_refused_for_others(options):
+    with pytest.raises(ValueError, match=r"which adam does not have: only proxsvm has it"):
+        recipe_of(Config(optimizer="adam", **options))
+    assert recipe_of(Config(optimizer="dfw", **options)).proximal
+
+
+# Schedules and averages.
+
+
+def rates(schedule, epochs):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    made = Schedule(Config(schedule=schedule, epochs=epochs), optimizer)
+    found = []
+    for epoch in range(epochs):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made.after_epoch(float(epoch < 2))  # better until the second epoch
+    return found
+
+
+def test_the_schedules_are_the_published_ones():
+    def falls(schedule, epochs):
+        found = rates(schedule, epochs)
+        return {k: round(found[k] / found[k - 1], 6) for k in range(1, epochs) if found[k] != found[k - 1]}
+
+    assert falls("wrn-paper", 200) == {60: 0.2, 120: 0.2, 180: 0.2}
+    assert falls("wrn-jobs", 200) == {60: 0.2, 120: 0.2, 160: 0.2}
+    assert falls("densenet", 300) == {150: 0.1, 225: 0.1}
+    assert rates("snli", 4) == pytest.approx([1, 1, 0.2, 0.04])
+
+
+def test_the_cosine_warms_up_and_falls_to_zero():
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule, found = Schedule(Config(schedule="cosine", lr=2.0), optimizer), []
+    for step in range(100):
+        schedule.before_step((step + 0.5) / 100)
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found[:5] == pytest.approx([0.2, 0.6, 1.0, 1.4, 1.8])
+    assert found[5] == pytest.approx(2.0, abs=1e-3)
+    assert found[5:] == sorted(found[5:], reverse=True)
+    assert found[-1] < 1e-3
+
+
+def test_the_average_is_what_it_says():
+    model = nn.Linear(1, 1, bias=False)
+    betas = {
+        "0.5": [0.0, 2 / 11, 3 / 12, 4 / 13, 5 / 14, 6 / 15, 7 / 16, 8 / 17, 0.5, 0.5],
+        "1/2": [0.0, 2 / 4, 3 / 5, 4 / 6, 5 / 7, 6 / 8],
+    }
+    for form, expected_betas in betas.items():
+        mean, expected = average(model, form), None
+        for t, beta in enumerate(expected_betas):
+            model.weight.data.fill_(float(t**2))
+            mean.update_parameters(model)
+            expected = t**2 if expected is None else beta * expected + (1 - beta) * t**2
+            assert mean.module.weight.item() == pytest.approx(expected)
+    for form in ("1.0", "1/0", "0/3", "a tenth"):
+        with pytest.raises(ValueError, match=r"expected a decay below 1, such as 0\.995, or the fraction of steps"):
+            average(model, form)
+
+
+def test_fresh_statistics_are_those_of_the_present_weights():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    x = torch.randn(64, 3)
+    model(x)  # statistics half-way to something
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fresh, hidden = with_fresh_statistics(model.eval(), [(x[:32],), (x[32:],)]), model[0](x)
+    torch.testing.assert_close(fresh[1].running_mean, hidden.mean(0))
+    torch.testing.assert_close(fresh[1].running_var, torch.stack([half.var(0) for half in hidden.split(32)]).mean(0))
+    assert not fresh.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("module", [peers, schedules], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
