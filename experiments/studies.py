@@ -291,31 +291,35 @@ def first(name: str, data: str) -> Study:
     """``first-chunking``, …: what was measured before everyone was tuned alike; nothing is chosen."""
     task = name.partition("-")[2]
     base = Config(data=data, dataset=task, model="", held=0, weight_decay=0.0, test=True)
-    base = replace(base, batch=128 if task == "sentences" else 0, epochs=10 if task == "camvid" else 6)
-    seeds = (0,) if task == "chunking" else (0, 1)
+    base = replace(base, batch=128 if task == "sentences" else 0, epochs={"ocr-small": 30, "camvid": 10}.get(task, 6))
+    seeds = (0, 1) if task in ("camvid", "sentences") else (0,)
     runs = [replace(base, seed=seed, **setting) for seed in seeds for setting in FIRST[task]]
     return Study(name, tuple(runs), base.epochs, seeds=())
 
 
-FIRST: dict[str, list[dict[str, Any]]] = {
-    "chunking": [
-        {"optimizer": "dfw", "loss": "hinge", "lr": 0.03},
-        {"optimizer": "adam", "loss": "likelihood", "lr": 0.002},
-        {"optimizer": "sgd", "loss": "likelihood", "lr": 0.02},
-    ],
-    "camvid": [
-        {"optimizer": "adam", "loss": "likelihood", "lr": 0.003},
-        {"optimizer": "dfw", "loss": "hinge", "lr": 1e-5},
-        *({"optimizer": "dfw", "loss": loss, "lr": 0.1} for loss in ("likelihood", "pixel-hinge", "lovasz-hinge")),
-    ],
-    "sentences": [
-        *({"optimizer": "adam", "loss": "ce", "lr": lr} for lr in (0.003, 0.01)),
-        *(
-            {"optimizer": "dfw", "metric": "diagonal", "momentum": 0.0, "loss": loss, "lr": lr}
-            for loss in ("ce", "hinge", "average-precision-hinge")
-            for lr in (0.01, 0.1)
-        ),
-    ],
+def _first(loss: str, lr: float, optimizer: str = "dfw", **options: Any) -> dict[str, Any]:
+    return {"optimizer": optimizer, "loss": loss, "lr": lr, **options}
+
+
+LETTERS = (
+    _first("hinge", 0.03, model="linear", weight_decay=0.01),
+    _first("letters-hinge", 0.1, model="linear", weight_decay=0.001),
+    _first("likelihood", 0.01, "adam", model="linear"),
+    _first("hinge", 0.03, model="conv", weight_decay=1e-4),
+)
+RANKED = ("ce", "hinge", "average-precision-hinge")
+FIRST = {
+    "ocr-small": LETTERS,
+    "ocr-large": LETTERS,
+    "chunking": (_first("hinge", 0.03), _first("likelihood", 0.002, "adam"), _first("likelihood", 0.02, "sgd")),
+    "camvid": (
+        *(_first("likelihood", 0.003, "adam"), _first("hinge", 1e-5)),
+        *(_first(loss, 0.1) for loss in ("likelihood", "pixel-hinge", "lovasz-hinge")),
+    ),
+    "sentences": (
+        *(_first("ce", lr, "adam") for lr in (0.003, 0.01)),
+        *(_first(loss, lr, metric="diagonal", momentum=0.0) for loss in RANKED for lr in (0.01, 0.1)),
+    ),
 }
 
 

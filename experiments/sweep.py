@@ -201,9 +201,9 @@ def main(args: argparse.Namespace) -> None:
     print(f"{len(results)} runs in {file}")
 
 
-def alias(pattern: str, scale: str = "small") -> None:
+def alias(pattern: str, scale: str = "small", words: Sequence[str] | None = None) -> None:
     """The command line of a study, ``[TASK] [options of sweep]``: goes on from its results, and prints its table."""
-    words = sys.argv[1:]
+    words = list(sys.argv[1:] if words is None else words)
     study = pattern.format(words.pop(0)) if "{}" in pattern and words and words[0][0] != "-" else pattern
     parser = argparse.ArgumentParser(description=f"The same as: python -m experiments sweep {pattern} --go-on")
     add_arguments(parser)
