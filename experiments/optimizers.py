@@ -129,39 +129,30 @@ def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
     return Recipe(name, build, proximal=True, **recipe)
 
 
-def adaptive(name: str, kind: Any, **options: Any) -> Recipe:
-    return Recipe(name, lambda c, _, params, __: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))
+def peer(
+    name: str, kind: Callable[[], Any], momentum: str = "", update: Any = after_backward, **options: Any
+) -> Recipe:
+    """An optimizer of another package, and what it calls the momentum, if it has one."""
+
+    def build(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
+        given = {momentum: c.momentum} if momentum else {}
+        return kind()(params, lr=c.lr, weight_decay=c.weight_decay, **given, **options)
+
+    return Recipe(name, build, update)
+
+
+def of(package: str, name: str) -> Callable[[], Any]:
+    """An optimizer of the extra ``peers``, imported when it is used."""
+    return lambda: getattr(load(package, extra="peers"), name)
 
 
 def sgd(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     return torch.optim.SGD(params, c.lr, c.momentum, weight_decay=c.weight_decay, nesterov=c.momentum > 0)
 
 
-def bpgrad(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return BPGrad(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
-
-
 def alig(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
     """lr is the cap of its step. It has no weight decay (its authors constrain the norm instead): none is applied."""
     return load("pytorch_optimizer", extra="peers").AliG(params, max_lr=c.lr, momentum=c.momentum)
-
-
-def momo(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return _resumable(load("momo", extra="peers").Momo)(params, lr=c.lr, weight_decay=c.weight_decay, beta=c.momentum)
-
-
-def momo_adam(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return _resumable(load("momo", extra="peers").MomoAdam)(params, lr=c.lr, weight_decay=c.weight_decay)
-
-
-def prodigy(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    """lr = 1 is its authors' setting for every task."""
-    return load("prodigyopt", extra="peers").Prodigy(params, lr=c.lr, weight_decay=c.weight_decay)
-
-
-def schedule_free(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    kind = load("schedulefree", extra="peers").SGDScheduleFree
-    return kind(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
 
 
 def schedule_free_adamw(c: Config, _: nn.Module, params: Params, steps: int) -> Optimizer:
@@ -175,17 +166,17 @@ OPTIMIZERS: dict[str, Recipe] = {
     "dfw-full": prox("DFW, γ ≡ 1", FullStep),
     "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
     "sgd": Recipe("SGD", sgd),
-    "adagrad": adaptive("Adagrad", torch.optim.Adagrad),
-    "adam": adaptive("Adam", torch.optim.Adam),
-    "adamw": adaptive("AdamW", torch.optim.AdamW),
-    "amsgrad": adaptive("AMSGrad", torch.optim.Adam, amsgrad=True),
-    "bpgrad": Recipe("BPGrad", bpgrad, told_the_loss),
+    "adagrad": peer("Adagrad", lambda: torch.optim.Adagrad),
+    "adam": peer("Adam", lambda: torch.optim.Adam),
+    "adamw": peer("AdamW", lambda: torch.optim.AdamW),
+    "amsgrad": peer("AMSGrad", lambda: torch.optim.Adam, amsgrad=True),
+    "bpgrad": peer("BPGrad", lambda: BPGrad, "momentum", told_the_loss),
     "alig": Recipe("ALI-G", alig, told_a_number),
-    "momo": Recipe("MoMo", momo, told_the_loss),
-    "momo-adam": Recipe("MoMo-Adam", momo_adam, told_the_loss),
-    "prodigy": Recipe("Prodigy", prodigy),
-    "dog": adaptive("DoG", DoG),
-    "schedulefree": Recipe("Schedule-Free", schedule_free),
+    "momo": peer("MoMo", lambda: _resumable(of("momo", "Momo")()), "beta", told_the_loss),
+    "momo-adam": peer("MoMo-Adam", lambda: _resumable(of("momo", "MomoAdam")()), update=told_the_loss),
+    "prodigy": peer("Prodigy", of("prodigyopt", "Prodigy")),  # lr = 1 is its authors' setting for every task
+    "dog": peer("DoG", lambda: DoG),
+    "schedulefree": peer("Schedule-Free", of("schedulefree", "SGDScheduleFree"), "momentum"),
     "schedulefree-adamw": Recipe("Schedule-Free AdamW", schedule_free_adamw),
 }
 

@@ -160,9 +160,8 @@ def snli_small(name: str, data: str) -> Study:
         "bpgrad": (0.01, 0.1, 1.0, 10.0),
     }
     again = {optimizer: powers[optimizer] for optimizer in BOTH_LOSSES}
-    runs = (
-        grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli") + variants(base, ("hinge", "ce"))
-    )
+    runs = grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli")
+    runs += variants(base, ("hinge", "ce"))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=5, by=("", *AVERAGE))
 
 
@@ -171,11 +170,8 @@ def regression_small(name: str, data: str) -> Study:
     base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=AVERAGE)
     etas = (0.001, 0.01, 0.1, 1.0)
     adams = dict.fromkeys(("adam", "adamw", "adamw/cosine"), (1e-4, 1e-3, 1e-2, 1e-1))
-    runs = (
-        grid(base, {"dfw": etas, "sgd": etas, **adams}, "")
-        + grid(base, {"sgd": etas}, "wrn-jobs")
-        + variants(base, ("l1",))
-    )
+    runs = grid(base, {"dfw": etas, "sgd": etas, **adams}, "") + grid(base, {"sgd": etas}, "wrn-jobs")
+    runs += variants(base, ("l1",))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=50, seeds=(1, 2, 3), by=("", *AVERAGE))
 
 
@@ -215,12 +211,8 @@ def fixed_small(name: str, data: str) -> Study:
     """``fixed-cifar10``, …: one setting for all tasks, not tuned; every run is complete, and nothing is chosen."""
     base, epochs = _base(name, data)
     base = replace(base, epochs=epochs, test=True)
-    loss = {"california": "l1", "bike": "l1"} | dict.fromkeys(STRUCTURED, "likelihood")
-    runs = [
-        replace(base, **setting, loss=loss.get(base.dataset, "ce"), seed=seed)
-        for seed in (1, 2, 3)
-        for setting in FIXED
-    ]
+    loss = "l1" if base.dataset in TABLES else "likelihood" if base.dataset in STRUCTURED else "ce"
+    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in FIXED]
     runs = [replace(run, averages=()) if run.average else run for run in runs]  # ours is evaluated itself
     return Study(name, tuple(runs), epochs, seeds=())
 
@@ -347,15 +339,9 @@ def cifar_paper(name: str, data: str) -> Study:
     """``cifar10-wrn``, ``cifar100-densenet-augmented``, …: the paper's sections 5.1 and B."""
     dataset, network, *rest = name.split("-")
     wrn = network == "wrn"
-    base = Config(
-        data=data,
-        dataset=dataset,
-        model="wrn-40-4" if wrn else "densenet-40-40",
-        epochs=200 if wrn else 300,
-        batch=128 if wrn else 64,
-        augment=bool(rest),
-        device="cuda",
-    )
+    model, epochs, batch = ("wrn-40-4", 200, 128) if wrn else ("densenet-40-40", 300, 64)
+    base = Config(data=data, dataset=dataset, model=model, epochs=epochs, batch=batch, augment=bool(rest))
+    base = replace(base, device="cuda")
     decays = (1e-4, 5e-4) if wrn else (1e-4,)
     schedule = "wrn-paper" if wrn else "densenet"
     if not rest:

@@ -72,13 +72,9 @@ class Sweep:
         return self._named([*results, *self.finish(self.study.chosen(curves))])
 
     def so_far(self) -> list[Result]:
-        """The results of the runs in ``out`` that are done, those of the grid first."""
+        """The results of the runs that are done, those of the grid first."""
         found = [json.loads(file.read_text()) for file in sorted(self.out.glob("*/result.json"))]
-        alike = {replace(asked(run), lr=0.0, seed=0, test=False, epochs=0) for run in self.study.grid}
-        mine = [
-            r for r in found if replace(asked(from_dict(r["config"])), lr=0.0, seed=0, test=False, epochs=0) in alike
-        ]
-        return self._named(sorted(mine, key=lambda result: result["config"]["test"]))
+        return self._named(sorted(found, key=lambda result: result["config"]["test"]))
 
     def _named(self, results: Sequence[Result]) -> list[Result]:
         return [{"study": self.study.name, **result} for result in results]
@@ -178,7 +174,7 @@ def main(args: argparse.Namespace) -> None:
     file = args.results / args.scale / f"{study.name}.jsonl"
     earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     before, until = earlier if args.go_on else [], time.monotonic() + 3600 * args.hours
-    sweep = Sweep(study, args.out / args.scale, until, before, args.quiet)
+    sweep = Sweep(study, args.out / args.scale / study.name, until, before, args.quiet)
     if args.dry_run:
         print(plan(sweep, earlier))
         return

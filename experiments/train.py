@@ -34,7 +34,6 @@ from experiments.schedules import Schedule
 from experiments.task import Task, Tensors, each
 from experiments.tasks import task_of
 from proxsvm import ProxOptimizer
-from proxsvm._extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
 PRECISIONS = ("float32", "bfloat16")
@@ -86,11 +85,7 @@ class Training:
 
 
 def run(
-    config: Config,
-    out: Path,
-    tell: Callable[[Line], object] = lambda line: None,
-    tensorboard: bool = False,
-    until: float = math.inf,
+    config: Config, out: Path, tell: Callable[[Line], object] = lambda line: None, until: float = math.inf
 ) -> Result:
     """Train as ``config`` says, or resume a run in ``out`` that was stopped; ``tell`` is told of every epoch.
 
@@ -105,8 +100,6 @@ def run(
     network = DistributedDataParallel(training.model) if training.world > 1 else training.model
     if config.compile:
         network = torch.compile(network, backend=config.compile)
-    board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and first else None
-    writer = board.SummaryWriter(str(out), purge_step=len(lines) + 1) if board else None
     for epoch in range(len(lines), config.epochs):
         began, last = time.perf_counter(), epoch + 1 == config.epochs
         line = {"epoch": epoch + 1} | _epoch(training, network, epoch)
@@ -118,17 +111,10 @@ def run(
             training.model.train()  # the training weights, where an optimizer evaluates others
             folder.keep(out, training.parts, lines)
             tell(line)
-        if writer:
-            for name, value in line.items():
-                if isinstance(value, float):
-                    writer.add_scalar(name, value, epoch + 1)
-            writer.flush()
         if training.world > 1:
             dist.barrier()
         if time.monotonic() > until and not last:
             raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
-    if writer:
-        writer.close()
     return folder.finish(out, lines) if first else {"curve": lines}
 
 
@@ -182,9 +168,6 @@ def _judge(training: Training, last: bool) -> Line:
     means = training.averages.items()
     if means:
         line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
-    if means and last:  # is averaging batch norm's buffers as good as re-estimating them?
-        fresh = {k: _fresh(config, task, mean.module) for k, mean in means}
-        line["val_averaged_fresh"] = {k: evaluate(config, task, model, task.val) for k, model in fresh.items()}
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
     if config.test and last:  # the test set is read once, with the weights that validation preferred
@@ -292,7 +275,6 @@ class Best:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     configs.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/run"), help="the run's folder")
-    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard's events into the run's folder")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -302,7 +284,7 @@ def main(args: argparse.Namespace) -> None:
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")
     try:
-        run(config, args.out, lambda line: print(json.dumps(line), flush=True), args.tensorboard)
+        run(config, args.out, lambda line: print(json.dumps(line), flush=True))
     finally:
         if parallel:
             dist.destroy_process_group()

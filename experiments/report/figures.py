@@ -8,11 +8,11 @@ python -m experiments figure all --out docs/pictures/experiments
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,9 +168,9 @@ def plot_eta(ax: Axes, line: Sequence[DataFrame], value: Callable[[DataFrame], f
 
 @STYLE
 def errors(title: str, runs: DataFrame) -> Figure:
-    """Training and validation error of every method, at the setting that validation chose (the paper's Figure 2).
+    """Training and validation error at the chosen setting of each method (the paper's Figure 2).
 
-    Below them, where there are any, the validation error of averaged weights.
+    Mean over the seeds; the band goes from the smallest to the largest. Errors above 1.5 times the best are cut.
     """
     chosen, averaged = choose(runs), choose(runs, averaged=True)
     lower = bool(runs.lower.iloc[0])
@@ -197,7 +197,7 @@ def errors(title: str, runs: DataFrame) -> Figure:
 
 @STYLE
 def step_size(title: str, runs: DataFrame) -> Figure:
-    """DFW's γη, next to the staircase that was designed for SGD (the paper's Figure 3)."""
+    """The mean step-size of each epoch: DFW's γη follows from the data, SGD's was designed (the paper's Figure 3)."""
     chosen = [c for c in choose(runs) if c.optimizer.iloc[0] in ("dfw", "multistep", "sgd")]
     figure, (ax,) = panels(1, 3.0)
     for c in chosen:
@@ -211,7 +211,10 @@ def step_size(title: str, runs: DataFrame) -> Figure:
 
 @STYLE
 def sensitivity(title: str, runs: DataFrame) -> Figure:
-    """Validation of the best epoch, and training of the last, against η (the paper's Figure 4)."""
+    """Validation at the best epoch and training at the last against η, at the best of the other settings.
+
+    (The paper's Figure 4.) Errors above 1.5 times the best are cut.
+    """
     figure, (val, train) = panels(2)
     for name, line in along_eta(runs).items():
         if len(line) > 1:
@@ -228,34 +231,29 @@ def sensitivity(title: str, runs: DataFrame) -> Figure:
 
 @STYLE
 def averaging(title: str, runs: DataFrame) -> Figure:
-    """Validation with averaged weights and without, against η; below, DFW with each decay if there are several."""
-    mine = runs[runs.optimizer == "dfw"]
-    decays = sorted(set(mine.decay) - {""}, key=Fraction)
-    figure, axes = panels(2 if len(decays) > 1 else 1)
+    """Validation with an average of the weights and without, at the best decay for each η."""
+    figure, (ax,) = panels(1)
     without = along_eta(runs)
     for name, line in along_eta(runs, averaged=True).items():
         look = style(line[0]) | {"ls": "-"}
-        plot_eta(axes[0], without[name], **look | {"ls": ":", "lw": 1.2})
-        plot_eta(axes[0], line, label=name, **look)
+        plot_eta(ax, without[name], **look | {"ls": ":", "lw": 1.2})
+        plot_eta(ax, line, label=name, **look)
     what = f"{title}: validation {unit(runs)}, {runs.epochs.iloc[0]} epochs"
-    axes[0].set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
-    for ax in axes[1:]:
-        plot_eta(ax, at_each_eta(candidates(mine)), color=GREY, ls=":", label="none")
-        for k, decay in enumerate(decays, 1):
-            line = at_each_eta(candidates(mine[mine.decay == decay], averaged=True))
-            plot_eta(ax, line, color=COLORS["dfw"], alpha=0.2 + 0.8 * k / len(decays), label=decay)
-        ax.set(title="DFW, the decay of the average", xscale="log")
-        ax.legend(ncols=3, frameon=True, framealpha=0.6, loc="lower center", edgecolor="none")
-    axes[-1].set_xlabel("η (learning rate of the others)")
-    for ax in axes if runs.lower.iloc[0] else ():
+    ax.set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
+    ax.set_xlabel("η (learning rate of the others)")
+    if runs.lower.iloc[0]:
         cut(ax, map(validated, candidates(runs, averaged=True)))
-    legend(figure, axes[0])
+    legend(figure, ax)
     return figure
 
 
 @STYLE
 def gamma(studies: Results) -> Figure:
-    """What γ contributes on each task: validation of the averages with the exact γ and with γ ≡ 1, against η."""
+    """Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed); one seed.
+
+    The numbers are the mean γ of the last epoch. At the top, a ring for the exact γ and a cross for γ ≡ 1: diverged, or
+    above ten times the lowest error. Errors have a logarithmic scale.
+    """
     sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
     figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
     rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
@@ -306,23 +304,26 @@ def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn, the study it belongs to, and what it shows."""
+    """A figure that can be drawn, and the study it belongs to."""
 
     name: str
     study: str
-    caption: str
-    draw: Callable[[], Figure]
+    draw: partial[Figure]
+
+    @property
+    def caption(self) -> str:
+        return inspect.getdoc(self.draw.func) or ""
 
 
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
     found = []
     if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
-        found.append(Drawing("gamma", "", CAPTIONS["gamma"], partial(gamma, ablated)))
+        found.append(Drawing("gamma", "", partial(gamma, ablated)))
     for study, runs in results.items():
         for kind, (draw, shown) in _possible(study, runs, results).items():
             name = kind if study == kind else f"{kind}-{study}"
-            found.append(Drawing(name, study, CAPTIONS[kind], partial(draw, names.study(study), shown)))
+            found.append(Drawing(name, study, partial(draw, names.study(study), shown)))
     return {drawing.name: drawing for drawing in found}
 
 
@@ -349,21 +350,6 @@ def _possible(
     if len(averaged) and any(len(line) > 1 for line in along_eta(plain(averaged)).values()):
         possible["averaging"] = averaging, averaged
     return possible
-
-
-CAPTIONS = {
-    "errors": "Training and validation error at the chosen setting of each method (the paper's Figure 2). Mean over "
-    "the seeds; the band goes from the smallest to the largest. Errors above 1.5 times the best are cut.",
-    "step-size": "The step-size, as the mean of each epoch: DFW's γη follows from the data, SGD's "
-    "staircase was designed by hand (the paper's Figure 3).",
-    "sensitivity": "Validation at the best epoch and training at the last against η, at the best of the other "
-    "settings (the paper's Figure 4). Errors above 1.5 times the best are cut.",
-    "averaging": "Validation with an exponential average of the weights and without, at the best decay for each η; "
-    "below, DFW with each decay, where several were tried.",
-    "gamma": "Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed). The numbers "
-    "are the mean γ of the last epoch. At the top, a ring for the exact γ and a cross for γ ≡ 1: diverged, or above "
-    "ten times the lowest error. Errors have a logarithmic scale. One seed.",
-}
 
 
 @STYLE

@@ -188,7 +188,7 @@ def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(command, 
     second = command("--go-on", "--seeds", "2", "--precision", "bfloat16", data=moved, out=there)
     assert second[:6] == first  # to the second that they took: they were not run again
     assert [(run["config"]["seed"], run["config"]["precision"]) for run in second[6:]] == [(2, "bfloat16")] * 2
-    assert len(list((there / "small").glob("*/result.json"))) == 2
+    assert len(list((there / "small" / "tiny").glob("*/result.json"))) == 2
 
 
 def test_an_average_can_choose():
@@ -246,7 +246,7 @@ def test_the_studies_hold_what_they_promise(scale, name):
 def test_with_hours_a_sweep_stops_and_goes_on(command, data, tmp_path, monkeypatch, capsys):
     assert command("--hours", "0") == []
     assert "0 hours are over" in capsys.readouterr().out
-    work, run = Sweep(tiny(data, averages=("0.9",)), tmp_path / "small"), sweep.train.run
+    work, run = Sweep(tiny(data, averages=("0.9",)), tmp_path / "small" / "tiny"), sweep.train.run
     monkeypatch.setattr(sweep.train, "run", lambda *args, until: run(*args, until=0.0))
     with pytest.raises(sweep.train.TimeUp, match="1 of 2 epochs"):  # the time is up within the first run
         work.work()

@@ -243,13 +243,6 @@ def test_names_and_folders_are_checked(data, tmp_path):
         run(config(data, epochs=1, lr=1.0), tmp_path)
 
 
-def test_tensorboard_reads_what_was_logged(data, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    lines = run(config(data, **FAMILIES["mlp"]), tmp_path, tensorboard=True)["curve"]
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    assert [event.value for event in events.Scalars("val")] == pytest.approx([line["val"] for line in lines], rel=1e-5)
-
-
 def command(data, out, *more):
     options = f"--held 10 --batch 16 --lr 0.05 --records 100 30 --data {data} --out {out}"
     return [*more, "-m", "experiments", "train", *options.split()]
