@@ -15,7 +15,6 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from torch.hub import download_url_to_file
 
@@ -110,34 +109,27 @@ def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
 def unpack(packed: Path, archive: Archive, to: Path) -> None:
     """Extract the files of an archive, each written completely or not at all.
 
-    Only these names are ever written, and only regular files are read: no path or link in the archive is followed.
+    Only these names are ever written, and only files in the archive are read: no path or link leads out of it.
     """
     with zipfile.ZipFile(packed) if zipfile.is_zipfile(packed) else tarfile.open(packed) as opened:
+        read = opened.open if isinstance(opened, zipfile.ZipFile) else opened.extractfile
         for name in archive.files:
             target = to / name
             target.parent.mkdir(parents=True, exist_ok=True)
             beside = target.with_name(f".{target.name}.part")
             try:
-                with _member(opened, archive.inside + name) as source, beside.open("wb") as out:
-                    shutil.copyfileobj(source, out, BLOCK)
-            except (KeyError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-                beside.unlink(missing_ok=True)
-                raise ValueError(f"{packed} has no readable file {name} ({error}): remove it and run again") from error
+                source = read(archive.inside + name)
+            except KeyError:
+                source = None
+            if source is None:
+                raise ValueError(f"{packed} has no file {name}: remove it and run again")
+            with source, beside.open("wb") as out:
+                shutil.copyfileobj(source, out, BLOCK)
             if archive.checksum.startswith("lines:"):
                 text = "".join(line + "\n" for line in beside.read_text(encoding="utf-8").splitlines())
                 beside.write_text(text, encoding="utf-8", newline="\n")
                 _check(beside, archive.checksum.replace("lines:", "sha256:"))
             os.replace(beside, target)
-
-
-def _member(opened: zipfile.ZipFile | tarfile.TarFile, name: str) -> IO[bytes]:
-    """The content of a regular file in an archive."""
-    if isinstance(opened, zipfile.ZipFile):
-        return opened.open(name)
-    content = opened.extractfile(name) if opened.getmember(name).isreg() else None
-    if content is None:
-        raise KeyError(f"{name} is not a regular file")
-    return content
 
 
 def _check(file: Path, checksum: str) -> None:

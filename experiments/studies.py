@@ -7,10 +7,13 @@ and the test set.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+from pandas import read_csv
 
 from experiments.config import Config, known
 from experiments.optimizers import loss_of
@@ -75,29 +78,41 @@ def _values(line: Line) -> dict[str, float]:
     return {"": line["val"], **line.get("val_averaged", {})}
 
 
-def grid(base: Config, powers: dict[str, Iterable[float]], schedule: str, **axes: Iterable) -> tuple[Config, ...]:
-    """Every optimizer at every η of its own, and at every point of ``axes``.
+def settings(name: str) -> list[dict[str, Any]]:
+    """The settings of a grid in settings.csv, as entries of a config, one for each η."""
+    table = read_csv(SETTINGS, comment="#", dtype=str, keep_default_na=False)
+    found = []
+    for row in table[table.grid == name].drop(columns="grid").to_dict("records"):
+        given = {key: float(cell) if key in NUMBERS else cell for key, cell in row.items() if cell}
+        found += [given | {"lr": lr if lr == "auto" else float(lr)} for lr in row["lr"].split()]
+    return found
 
-    SGD has the ``schedule``; another optimizer with one names it: "adamw/cosine".
-    """
+
+def grid(
+    base: Config, tried: Iterable[dict[str, Any]], schedule: str, only: Collection[str] = (), **axes: Iterable
+) -> tuple[Config, ...]:
+    """The settings that are tried (``only`` these optimizers), at every point of ``axes``; SGD has the ``schedule``."""
     runs = []
-    for key, etas in powers.items():
-        name, _, own = key.partition("/")
-        for lr, *point in product(etas, *axes.values()):
-            entries = dict(zip(axes, point, strict=True))
-            run = replace(base, optimizer=name, lr=lr, schedule=schedule if name == "sgd" else own, **entries)
+    for setting in (setting for setting in tried if not only or setting["optimizer"] in only):
+        own = {"schedule": schedule} if setting["optimizer"] == "sgd" else {}
+        for point in product(*axes.values()):
+            run = replace(base, **setting, **own, **dict(zip(axes, point, strict=True)))
             runs.append(replace(run, loss=loss_of(run)))
     return tuple(runs)
+
+
+def etas(*values: float) -> list[dict[str, Any]]:
+    return [{"optimizer": "dfw", "lr": lr} for lr in values]
 
 
 def variants(base: Config, losses: Iterable[str]) -> tuple[Config, ...]:
     """proxsvm with each loss in each metric; in the diagonal one η is of Adam's size, and smaller with momentum."""
     runs: tuple[Config, ...] = ()
     for loss in losses:
-        runs += grid(replace(base, loss=loss), {"dfw": POWERS["dfw"]}, "")
+        runs += grid(replace(base, loss=loss), etas(0.01, 0.1, 1.0, 10.0), "")
         diagonal = replace(base, loss=loss, metric="diagonal")
-        runs += grid(diagonal, {"dfw": (1e-4, 1e-3, 1e-2, 1e-1)}, "", momentum=(0.0, 0.9))
-        runs += grid(diagonal, {"dfw": (1e-5,)}, "", momentum=(0.9,))
+        runs += grid(diagonal, etas(1e-4, 1e-3, 1e-2, 1e-1), "", momentum=(0.0, 0.9))
+        runs += grid(diagonal, etas(1e-5), "", momentum=(0.9,))
     return runs
 
 
@@ -106,27 +121,8 @@ TABLES = ("california", "bike")
 STRUCTURED = ("ocr-small", "ocr-large", "chunking", "camvid")
 LOWER = (*TABLES, "lm")  # their value is an error, or nats
 AVERAGE = ("0.995",)
-ADAMW = dict.fromkeys(("adamw", "adamw/cosine"), (1e-4, 1e-3, 1e-2, 1e-1))
-PAPER_POWERS = {  # the grids of the appendix
-    "dfw": (0.01, 0.1, 1.0, 10.0),
-    "sgd": (0.1,),
-    "adagrad": (0.001, 0.01, 0.1, 1.0),
-    "adam": (1e-5, 1e-4, 1e-3, 1e-2),
-    "amsgrad": (1e-5, 1e-4, 1e-3, 1e-2),
-    "bpgrad": (0.001, 0.01, 0.1, 1.0),
-}
-POWERS = {  # around each method's published setting, wide enough for CIFAR-100's best values not to be at an end
-    "dfw": (0.01, 0.1, 1.0, 10.0),
-    "sgd": (0.01, 0.1, 1.0, 10.0),
-    "adagrad": (0.001, 0.01, 0.1),
-    "adam": (1e-4, 1e-3, 1e-2, 1e-1),
-    "amsgrad": (1e-4, 1e-3, 1e-2, 1e-1),
-    "bpgrad": (0.001, 0.01, 0.1, 1.0),
-    "alig": (0.01, 0.1, 1.0, 10.0),
-    "momo": (0.1, 1.0, 10.0),
-    "prodigy": (1.0,),  # its authors' for every task
-    "schedulefree": (0.1, 1.0, 10.0, 100.0),
-}
+SETTINGS = Path(__file__).with_name("settings.csv")
+NUMBERS = ("momentum", "weight_decay")
 BOTH_LOSSES = ("adagrad", "adam", "amsgrad", "bpgrad", "sgd")  # Table 3 has them with the CE and with the SVM
 
 
@@ -140,9 +136,10 @@ def cifar_small(name: str, data: str) -> Study:
     base = Config(data=data, dataset=dataset, epochs=5, images=images, held=held, averages=AVERAGE)
     if name != "cifar10":  # half the time of float32
         base = replace(base, epochs=4, precision="bfloat16", augment=name.endswith("-augmented"))
-    runs = grid(base, POWERS | ADAMW, "wrn-jobs") + grid(base, {"sgd": POWERS["sgd"]}, "")  # and without a schedule
+    tried = settings("cifar")
+    runs = grid(base, tried, "wrn-jobs") + grid(base, tried, "", only=("sgd",))  # and without a schedule
     if dataset == "cifar100":  # what smoothing changes
-        runs += grid(replace(base, loss="hinge"), {"dfw": (0.001, *POWERS["dfw"])}, "")
+        runs += grid(replace(base, loss="hinge"), etas(0.001, 0.01, 0.1, 1.0, 10.0), "")
     runs += variants(base, ("smooth-hinge", "ce"))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=20, by=("", *AVERAGE))
 
@@ -151,16 +148,8 @@ def snli_small(name: str, data: str) -> Study:
     """A BiLSTM of 128 units on 21,605 sentence pairs. Runs of one epoch would choose too small an η."""
     base = Config(data=data, dataset="snli", model="bilstm-128", batch=64, epochs=5, momentum=0.0, weight_decay=0.0)
     base = replace(base, precision="bfloat16", averages=AVERAGE)
-    powers = ADAMW | {
-        "dfw": POWERS["dfw"],
-        "sgd": POWERS["sgd"],
-        "adagrad": (0.001, 0.01, 0.1),
-        "adam": (1e-4, 1e-3, 1e-2),
-        "amsgrad": (1e-4, 1e-3, 1e-2),
-        "bpgrad": (0.01, 0.1, 1.0, 10.0),
-    }
-    again = {optimizer: powers[optimizer] for optimizer in BOTH_LOSSES}
-    runs = grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli")
+    tried = settings("snli")
+    runs = grid(base, tried, "snli") + grid(replace(base, loss="hinge"), tried, "snli", only=BOTH_LOSSES)
     runs += variants(base, ("hinge", "ce"))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=5, by=("", *AVERAGE))
 
@@ -168,9 +157,8 @@ def snli_small(name: str, data: str) -> Study:
 def regression_small(name: str, data: str) -> Study:
     """An MLP on a table with the ℓ1 loss; SGD without a schedule and with one."""
     base = Config(data=data, dataset=name, model="mlp", epochs=50, averages=AVERAGE)
-    etas = (0.001, 0.01, 0.1, 1.0)
-    adams = dict.fromkeys(("adam", "adamw", "adamw/cosine"), (1e-4, 1e-3, 1e-2, 1e-1))
-    runs = grid(base, {"dfw": etas, "sgd": etas, **adams}, "") + grid(base, {"sgd": etas}, "wrn-jobs")
+    tried = settings("tables")
+    runs = grid(base, tried, "") + grid(base, tried, "wrn-jobs", only=("sgd",))
     runs += variants(base, ("l1",))
     return Study(name, tuple(dict.fromkeys(runs)), epochs=50, seeds=(1, 2, 3), by=("", *AVERAGE))
 
@@ -178,33 +166,10 @@ def regression_small(name: str, data: str) -> Study:
 def lm_small(name: str, data: str) -> Study:
     """A GPT of two layers on SNLI's sentences: two epochs of 64 windows of 64 characters, about 1,000 steps."""
     base = Config(data=data, dataset="lm", model="gpt-2-128", epochs=2, batch=64, held=2000, averages=AVERAGE)
-    powers = {
-        "sgd": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "adamw": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
-        "adamw/cosine": (1e-3, 3e-3, 1e-2, 3e-2),
-        "schedulefree-adamw": (1e-3, 3e-3, 1e-2, 3e-2),
-        "momo-adam": (1e-4, 1e-3, 1e-2, 1e-1),
-        "prodigy": (1.0,),
-        "dog": (1.0,),
-    }
-    runs = grid(base, powers, "") + variants(base, ("smooth-hinge", "ce"))
+    runs = grid(base, settings("lm"), "") + variants(base, ("smooth-hinge", "ce"))
     finer = replace(base, loss="ce", metric="diagonal")  # half decades, as the others have
-    runs += grid(finer, {"dfw": (3e-4, 3e-3)}, "")
+    runs += grid(finer, etas(3e-4, 3e-3), "")
     return Study(name, tuple(dict.fromkeys(runs)), epochs=2, seeds=(1, 2, 3), by=("", *AVERAGE))
-
-
-FIXED: tuple[dict[str, Any], ...] = (  # one setting for all tasks: ours, and what each peer's authors recommend
-    {"optimizer": "dfw", "metric": "diagonal", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "average": "0.995"},
-    {"optimizer": "dfw", "metric": "diagonal", "lr": 0.001, "momentum": 0.9, "weight_decay": 0.0, "average": "0.995"},
-    {"optimizer": "dfw", "metric": "diagonal", "lr": "auto", "momentum": 0.0, "weight_decay": 0.0, "average": "0.995"},
-    {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-2},  # torch's defaults
-    {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-2, "schedule": "cosine"},
-    {"optimizer": "schedulefree-adamw", "lr": 2.5e-3, "weight_decay": 0.0},
-    {"optimizer": "prodigy", "lr": 1.0, "weight_decay": 0.0},
-    {"optimizer": "dog", "lr": 1.0, "weight_decay": 0.0},
-    {"optimizer": "momo-adam", "lr": 1e-2, "weight_decay": 0.0},
-    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4},
-)
 
 
 def fixed_small(name: str, data: str) -> Study:
@@ -212,7 +177,7 @@ def fixed_small(name: str, data: str) -> Study:
     base, epochs = _base(name, data)
     base = replace(base, epochs=epochs, test=True)
     loss = "l1" if base.dataset in TABLES else "likelihood" if base.dataset in STRUCTURED else "ce"
-    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in FIXED]
+    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in settings("fixed")]
     runs = [replace(run, averages=()) if run.average else run for run in runs]  # ours is evaluated itself
     return Study(name, tuple(runs), epochs, seeds=())
 
@@ -226,17 +191,17 @@ def ablation_small(name: str, data: str) -> Study:
     base, _ = _base(name, data)
     base = replace(base, epochs=SHORT.get(base.dataset, base.epochs))
     if base.dataset in STRUCTURED:
-        etas = {loss: (eta, 10 * eta, 100 * eta) for loss, eta in STARTS[base.dataset].items()}
-        return Study(name, ablated(base, dict(reversed(etas.items()))), base.epochs, seeds=())
+        starts = {loss: (eta, 10 * eta, 100 * eta) for loss, eta in STARTS[base.dataset].items()}
+        return Study(name, ablated(base, dict(reversed(starts.items()))), base.epochs, seeds=())
     hinge = "hinge" if base.dataset == "snli" else "smooth-hinge"
     losses = ("l1",) if base.dataset in TABLES else (hinge, "ce")
     return Study(name, ablated(base, dict.fromkeys(losses, (0.1, 1.0, 10.0))), base.epochs, seeds=())
 
 
-def ablated(base: Config, etas: dict[str, tuple[float, ...]]) -> tuple[Config, ...]:
-    """The runs of an ablation; ``etas`` of each loss are those of the Euclidean metric. The middle one has 3 steps."""
+def ablated(base: Config, starts: dict[str, tuple[float, ...]]) -> tuple[Config, ...]:
+    """The runs of an ablation; the η of each loss are those of the Euclidean metric. The middle one has 3 steps."""
     runs = []
-    for loss, euclidean in etas.items():
+    for loss, euclidean in starts.items():
         for metric, momentum, tried in (("", 0.9, euclidean), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
             setting = replace(base, loss=loss, metric=metric, momentum=momentum, weight_decay=0.0)
             for optimizer, lrs in {"dfw": tried, "dfw-full": tried, "multistep": tried[1:2]}.items():
@@ -284,52 +249,22 @@ def first(name: str, data: str) -> Study:
     task = name.partition("-")[2]
     base = Config(data=data, dataset=task, model="", held=0, weight_decay=0.0, test=True)
     base = replace(base, batch=128 if task == "sentences" else 0, epochs={"ocr-small": 30, "camvid": 10}.get(task, 6))
-    seeds = (0, 1) if task in ("camvid", "sentences") else (0,)
-    runs = [replace(base, seed=seed, **setting) for seed in seeds for setting in FIRST[task]]
+    seeds, tried = (0, 1) if task in ("camvid", "sentences") else (0,), settings("-".join(name.split("-")[:2]))
+    runs = [replace(base, seed=seed, **setting) for seed in seeds for setting in tried]
     return Study(name, tuple(runs), base.epochs, seeds=())
-
-
-def _first(loss: str, lr: float, optimizer: str = "dfw", **options: Any) -> dict[str, Any]:
-    return {"optimizer": optimizer, "loss": loss, "lr": lr, **options}
-
-
-LETTERS = (
-    _first("hinge", 0.03, model="linear", weight_decay=0.01),
-    _first("letters-hinge", 0.1, model="linear", weight_decay=0.001),
-    _first("likelihood", 0.01, "adam", model="linear"),
-    _first("hinge", 0.03, model="conv", weight_decay=1e-4),
-)
-RANKED = ("ce", "hinge", "average-precision-hinge")
-FIRST = {
-    "ocr-small": LETTERS,
-    "ocr-large": LETTERS,
-    "chunking": (_first("hinge", 0.03), _first("likelihood", 0.002, "adam"), _first("likelihood", 0.02, "sgd")),
-    "camvid": (
-        *(_first("likelihood", 0.003, "adam"), _first("hinge", 1e-5)),
-        *(_first(loss, 0.1) for loss in ("likelihood", "pixel-hinge", "lovasz-hinge")),
-    ),
-    "sentences": (
-        *(_first("ce", lr, "adam") for lr in (0.003, 0.01)),
-        *(_first(loss, lr, metric="diagonal", momentum=0.0) for loss in RANKED for lr in (0.01, 0.1)),
-    ),
-}
 
 
 def sensitivity_small(name: str, data: str) -> Study:
     """How far η may be off: 4 epochs of 3,000 images over five decades. Validation only."""
     base = Config(data=data, epochs=4, images=3_000, held=2_000)
-    etas = (0.001, 0.01, 0.1, 1.0, 10.0)
-    powers = {"dfw": etas, "sgd": etas, "adam": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), "multistep": etas}
-    return Study(name, grid(base, powers, "wrn-jobs"), epochs=4, seeds=())
+    return Study(name, grid(base, settings("sensitivity"), "wrn-jobs"), epochs=4, seeds=())
 
 
 def averaging_small(name: str, data: str) -> Study:
     """Which average of the weights, and which η with it, of DFW and of three others: the average chooses."""
     base = Config(data=data, epochs=20, images=10_000, held=2_000, averages=("0.98", "0.99", "0.995", "1/4", "1/2"))
     base = replace(base, precision="bfloat16")
-    etas = (0.1, 0.3, 1.0)
-    powers = {"dfw": etas, "adam": (0.001, 0.003, 0.01), "bpgrad": etas, "alig": (0.3, 1.0, 3.0)}
-    return Study(name, grid(base, powers, ""), epochs=20, by=AVERAGE)
+    return Study(name, grid(base, settings("averaging"), ""), epochs=20, by=AVERAGE)
 
 
 # What the paper ran.
@@ -344,26 +279,21 @@ def cifar_paper(name: str, data: str) -> Study:
     base = replace(base, device="cuda")
     decays = (1e-4, 5e-4) if wrn else (1e-4,)
     schedule = "wrn-paper" if wrn else "densenet"
+    tried = settings("paper")
     if not rest:
-        return Study(name, grid(base, PAPER_POWERS, schedule, weight_decay=decays), base.epochs)
+        return Study(name, grid(base, tried, schedule, weight_decay=decays), base.epochs)
     batches = tuple(base.batch * times for times in (1, 2, 4))
-    adaptive = {optimizer: PAPER_POWERS[optimizer] for optimizer in ("dfw", "amsgrad")}
-    runs = grid(base, adaptive, schedule, weight_decay=decays, batch=batches)
-    return Study(name, runs + grid(base, {"sgd": (0.1,)}, schedule, weight_decay=decays), base.epochs)
+    runs = grid(base, tried, schedule, only=("dfw", "amsgrad"), weight_decay=decays, batch=batches)
+    return Study(name, runs + grid(base, tried, schedule, only=("sgd",), weight_decay=decays), base.epochs)
 
 
 def snli_paper(name: str, data: str) -> Study:
     """The paper's section 5.2: InferSent's protocol, 20 epochs of batches of 64."""
     base = Config(data=data, dataset="snli", model="bilstm-2048", batch=64, momentum=0.0, weight_decay=0.0)
     base = replace(base, device="cuda")
-    powers = PAPER_POWERS | {
-        "dfw": (0.1, 1.0, 10.0),
-        "sgd": (0.01, 0.1, 1.0, 10.0),
-        "adagrad": (0.001, 0.01, 0.1),
-        "bpgrad": (0.001, 0.01, 0.1, 1.0, 10.0),
-    }
-    again = {optimizer: powers[optimizer] for optimizer in BOTH_LOSSES}
-    return Study(name, grid(base, powers, "snli") + grid(replace(base, loss="hinge"), again, "snli"), epochs=20)
+    tried = settings("paper-snli")
+    again = grid(replace(base, loss="hinge"), tried, "snli", only=BOTH_LOSSES)
+    return Study(name, grid(base, tried, "snli") + again, epochs=20)
 
 
 def lm_paper(name: str, data: str) -> Study:
@@ -384,7 +314,7 @@ SMALL: dict[str, Maker] = {
 }
 EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli", "lm", *TABLES)
 SMALL |= {f"fixed-{task}": fixed_small for task in (*EVIDENCE, *STRUCTURED)}
-SMALL |= {f"first-{task}": first for task in FIRST}
+SMALL |= {f"first-{task}": first for task in (*STRUCTURED, "sentences")}
 SMALL |= {f"ablation-{task}": ablation_small for task in (*EVIDENCE, *STRUCTURED)}
 PAPER: dict[str, Maker] = {
     **{

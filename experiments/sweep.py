@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -37,7 +38,6 @@ from experiments.studies import SCALES, Study, study_of
 
 PAUSE = 2.0  # seconds between two looks at the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
-LENGTH = ("dataset", "model", "images", "batch", "augment")  # what the time of an epoch depends on
 
 
 @dataclass
@@ -116,7 +116,7 @@ def name_of(config: Config) -> str:
 
 
 def plan(sweep: Sweep, earlier: Sequence[Result]) -> str:
-    """What is left to run, one line per method: its runs and, from the seconds of ``earlier`` runs, its hours.
+    """What is left to run and, from the seconds of ``earlier`` epochs of the task, its hours.
 
     Which settings will be chosen is not known yet; their number is.
     """
@@ -125,22 +125,13 @@ def plan(sweep: Sweep, earlier: Sequence[Result]) -> str:
     tested = {(run.method, run.seed) for run in sweep.known if run.test}
     runs = [run for run in study.grid if sweep.result(run) is None]
     runs += [run for run in study.chosen(unknown) if (run.method, run.seed) not in tested]
-    groups: dict[str, list[Config]] = {}
-    for run in runs:
-        groups.setdefault(", ".join(filter(None, run.method)), []).append(run)
-    lines, total = [f"{'runs':>5} {'hours':>9}  method"], 0.0
-    for method, group in groups.items():
-        hours = sum(run.epochs * _seconds(run, earlier) for run in group) / 3600
-        lines.append(f"{len(group):5} {hours:9.2f}  {method}")
-        total += hours
-    return "\n".join([*lines, f"{study.name}: {len(runs)} runs, {total:.1f} hours on one worker, in {sweep.out}"])
-
-
-def _seconds(run: Config, earlier: Sequence[Result]) -> float:
-    """The median time of an epoch of similar runs, of the same optimizer if there are any; nan if there are none."""
-    alike = [r for r in earlier if all(r["config"].get(name) == getattr(run, name) for name in LENGTH)]
-    alike = [r for r in alike if r["config"]["optimizer"] == run.optimizer] or alike
-    return median(line["seconds"] for r in alike for line in r["curve"]) if alike else math.nan
+    seconds: dict[str, list[float]] = {}
+    for result in earlier:
+        seconds.setdefault(result["config"]["optimizer"], []).extend(line["seconds"] for line in result["curve"])
+    every = [value for values in seconds.values() for value in values] or [math.nan]
+    hours = sum(run.epochs * median(seconds.get(run.optimizer, every)) for run in runs) / 3600
+    lines = [f"{number:4} × {name}" for name, number in Counter(map(title, runs)).items()]
+    return "\n".join([*lines, f"{study.name}: {len(runs)} runs, {hours:.1f} hours on one worker, in {sweep.out}"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -42,19 +42,7 @@ COLORS = {
     "adamw": "#333333",
 }
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
-STYLE = rc_context(
-    {
-        "font.size": 10,
-        "axes.titlesize": 10.5,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.formatter.min_exponent": 3,
-        "grid.alpha": 0.2,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-    }
-)
+STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
 AVERAGE = "0.995"  # the decay that all studies have
 LOST = 10  # times the lowest error
@@ -70,7 +58,7 @@ def panels(count: int, height: float = 2.7) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
 
 
-def style(candidate: DataFrame) -> dict[str, Any]:
+def look_of(candidate: DataFrame) -> dict[str, Any]:
     """A colour for each optimizer; without their schedule SGD and AdamW are dotted.
 
     Ours are drawn on top of all others, the two metrics in two colours, dotted with the cross-entropy.
@@ -180,10 +168,10 @@ def errors(title: str, runs: DataFrame) -> Figure:
         return value if lower else 100 - value
 
     for c in chosen:
-        curve(axes[0], c, lambda epoch: error(epoch["train"]), label=label(c, chosen), **style(c))
-        curve(axes[1], c, lambda epoch: error(epoch["val"]), **style(c))
+        curve(axes[0], c, lambda epoch: error(epoch["train"]), label=label(c, chosen), **look_of(c))
+        curve(axes[1], c, lambda epoch: error(epoch["val"]), **look_of(c))
     for c in averaged:
-        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay.iloc[0]]), **style(c))  # noqa: B023
+        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay.iloc[0]]), **look_of(c))  # noqa: B023
     what = unit(runs) if lower else "error, %"
     titles = (f"{title}: training {what}", f"validation {what}", f"validation {what}, averaged weights")
     for ax, text in zip(axes, titles, strict=False):
@@ -201,7 +189,7 @@ def step_size(title: str, runs: DataFrame) -> Figure:
     chosen = [c for c in choose(runs) if c.optimizer.iloc[0] in ("dfw", "multistep", "sgd")]
     figure, (ax,) = panels(1, 3.0)
     for c in chosen:
-        look = style(c) | {"label": f"{label(c, chosen)}, η = {c.eta.iloc[0]:g}", "drawstyle": "steps-mid"}
+        look = look_of(c) | {"label": f"{label(c, chosen)}, η = {c.eta.iloc[0]:g}", "drawstyle": "steps-mid"}
         curve(ax, c, lambda epoch: epoch["step_size"] or np.nan, **look)
     ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log")
     by_epoch(ax)
@@ -218,8 +206,8 @@ def sensitivity(title: str, runs: DataFrame) -> Figure:
     figure, (val, train) = panels(2)
     for name, line in along_eta(runs).items():
         if len(line) > 1:
-            plot_eta(val, line, label=name, **style(line[0]))
-            plot_eta(train, line, trained, **style(line[0]))
+            plot_eta(val, line, label=name, **look_of(line[0]))
+            plot_eta(train, line, trained, **look_of(line[0]))
     val.set(title=f"{title}: validation {unit(runs)}, {runs.epochs.iloc[0]} epochs", xscale="log")
     train.set(title=f"training {unit(runs)}", xscale="log", xlabel="η (learning rate of the others)")
     if runs.lower.iloc[0]:
@@ -235,7 +223,7 @@ def averaging(title: str, runs: DataFrame) -> Figure:
     figure, (ax,) = panels(1)
     without = along_eta(runs)
     for name, line in along_eta(runs, averaged=True).items():
-        look = style(line[0]) | {"ls": "-"}
+        look = look_of(line[0]) | {"ls": "-"}
         plot_eta(ax, without[name], **look | {"ls": ":", "lw": 1.2})
         plot_eta(ax, line, label=name, **look)
     what = f"{title}: validation {unit(runs)}, {runs.epochs.iloc[0]} epochs"

@@ -85,13 +85,9 @@ def count(number: int, noun: str) -> str:
 
 
 def runs(found: DataFrame) -> str:
-    """``wrn-10-1, 10,000 training samples: 28 runs of 5 epochs, 20 runs of 20 epochs.``"""
-    found = found[found.decay == ""]
-    tasks = dict.fromkeys((config["model"], config.get("images")) for config in found.config)
-    said = [model + (f", {images:,} training samples" if images else "") for model, images in tasks]
-    lengths = found.epochs.value_counts().sort_index().items()
-    counted = ", ".join(f"{count(n, 'run')} of {count(length, 'epoch')}" for length, n in lengths)
-    return f"{'; '.join(filter(None, said)) or study(found.study.iloc[0])}: {counted}."
+    """``28 runs of 5 epochs, 20 runs of 20 epochs``."""
+    lengths = found[found.decay == ""].epochs.value_counts().sort_index().items()
+    return ", ".join(f"{count(number, 'run')} of {count(length, 'epoch')}" for length, number in lengths)
 
 
 def setting(candidate: DataFrame, group: Iterable[DataFrame]) -> str:

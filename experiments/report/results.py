@@ -52,7 +52,7 @@ def read(*folders: Path) -> Results:
         for number, text in enumerate(file.read_text().splitlines(), 1):
             try:
                 line = json.loads(text)
-                rows[line["study"], json.dumps(line["config"], sort_keys=True)] = list(_rows(line))
+                rows[line["study"], json.dumps(line["config"], sort_keys=True)] = list(rows_of(line))
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise ValueError(
                     f"{file}, line {number}: not a finished run ({error!r}). Expected what a sweep writes: a JSON "
@@ -62,12 +62,7 @@ def read(*folders: Path) -> Results:
     return {str(study): runs for study, runs in frame.groupby("study", sort=False)} if rows else {}
 
 
-def frame(*lines: dict[str, Any]) -> DataFrame:
-    """The rows of some lines of a file of results."""
-    return DataFrame([row for line in lines for row in _rows(line)])
-
-
-def _rows(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Of one run: the row of its weights (decay "") and of each average; a test value of inf: it diverged."""
     config, curve = line["config"], [_epoch(point) for point in line["curve"]]
     lower = config["dataset"] in ERRORS
@@ -140,11 +135,6 @@ def choose(runs: DataFrame, averaged: bool = False) -> list[DataFrame]:
     for candidate in candidates(final(runs), averaged):
         groups.setdefault((candidate.task.iloc[0], candidate.method.iloc[0]), []).append(candidate)
     return [best(group) for group in groups.values()]
-
-
-def both(runs: DataFrame) -> list[DataFrame]:
-    """The choice of the weights of each method, and that of their averages."""
-    return [*choose(runs), *choose(runs, averaged=True)]
 
 
 def best(group: Sequence[DataFrame]) -> DataFrame:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from pandas import DataFrame, Series, read_csv
 
@@ -13,7 +14,6 @@ from experiments.report import names
 from experiments.report.results import (
     Results,
     best,
-    both,
     candidates,
     choose,
     final,
@@ -249,7 +249,7 @@ def tuned(studies: Results) -> Table:
 
 def _preferred(runs: DataFrame | None, ours: bool) -> DataFrame | None:
     """What validation prefers among our methods, or among the others; their averaged weights included."""
-    chosen = both(runs) if runs is not None and len(runs) else []
+    chosen = [*choose(runs), *choose(runs, averaged=True)] if runs is not None and len(runs) else []
     found = [c for c in chosen if (c.optimizer.iloc[0] in OURS) is ours and c.test.notna().any()]
     return best(found) if found else None
 
@@ -301,50 +301,45 @@ def structured(runs: DataFrame, measure: str) -> str:
 
 # The paper's tables.
 
+KEYS = ["dataset", "model", "augment", "optimizer", "loss", "weight_decay", "lr", "batch"]
+TITLES = {1: "CIFAR without data augmentation", 2: "CIFAR with data augmentation", 3: "SNLI"}
+
 
 def published(scales: dict[str, Results]) -> list[Table]:
     """Tables 1 to 21: every published number, and what each scale obtained with a member of the same family.
 
     Tables 1 to 3 are test accuracies of the chosen settings, the others validation accuracies of each setting.
     """
-    paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#", dtype={"augment": bool})
-    found = {scale: _obtained(results) for scale, results in scales.items()}
-    tables = []
-    for number, rows in paper.groupby("table"):
-        heads = [f for f in ("weight_decay", "lr", "batch") if rows[f].notna().all()]
-        keys = ["dataset", "model", "augment", "optimizer", "loss", *heads]
-        for scale, (chosen, tried) in found.items():
-            mine = chosen if number < 4 else tried
-            cells = mine.drop_duplicates(keys)[[*keys, "cell"]].rename(columns={"cell": scale})
-            rows = rows.merge(cells, on=keys, how="left")
-        titles = "CIFAR without data augmentation", "CIFAR with data augmentation", "SNLI"
-        first = rows.iloc[0]
-        where = f"{names.OPTIMIZERS[first.optimizer]}, {names.PARTS[first.model]}" + ", augmented" * bool(first.augment)
-        table = Table(f"Table {number}: {titles[number - 1] if number < 4 else where}", [])
-        table.header = ["data", "network", "optimizer", "loss", *(names.FIELDS.get(f, f) for f in heads), "published"]
-        table.header += [f"obtained, {scale} scale" for scale in scales]
-        for row in rows.to_dict("records"):
-            table.rows.append([names.study(row["dataset"]), names.PARTS[row["model"]]])
-            table.rows[-1] += [names.OPTIMIZERS[row["optimizer"]], names.loss(row["loss"])]
-            table.rows[-1] += [f"{row[f]:g}" for f in heads] + [f"{row['accuracy']:.{1 if number == 3 else 2}f}"]
-            table.rows[-1] += [row[scale] if isinstance(row[scale], str) else "—" for scale in scales]
-        table.note = f"{'Test' if number < 4 else 'Validation'} accuracy, %."
-        tables.append(table)
-    return tables
+    paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#")
+    found = {f"obtained, {scale} scale": _obtained(results) for scale, results in scales.items()}
+    for head, (chosen, tried) in found.items():
+        paper[head] = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
+    shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
+    shown = shown.replace({"data": names.STUDIES, "network": names.PARTS, "optimizer": names.OPTIMIZERS})
+    made = []
+    for number, rows in shown.replace({"loss": names.LOSSES}).groupby("table"):
+        rows = rows.drop(columns=["table", "augment"]).dropna(axis=1, how="all")
+        title = TITLES.get(number, f"{rows.optimizer.iloc[0]}, {rows.network.iloc[0]}")
+        cells = [[f"{cell:g}" if isinstance(cell, float) else cell for cell in row] for row in rows.values.tolist()]
+        note = f"{'Test' if number < 4 else 'Validation'} accuracy, %."
+        made.append(Table(f"Table {number}: {title}", list(rows), cells, note))
+    return made
 
 
-def _obtained(results: Results) -> tuple[DataFrame, DataFrame]:
-    """The chosen and all tried settings of the paper's methods (only SGD has a schedule there), with their cells."""
-    columns = ["dataset", "model", "augment", "optimizer", "loss", "weight_decay", "lr", "batch", "cell"]
+def _obtained(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The chosen and all tried settings of the paper's methods: only SGD has a schedule there."""
     chosen, tried = [], []
-    for name, runs in results.items():
-        if name.split("-")[0] in ("cifar10", "cifar100", "snli"):
-            mine = runs[runs.method.map(lambda m: m == (m.optimizer, m.loss, m.optimizer == "sgd", "", "", False))]
-            chosen += [_record(c, tested(c)) for c in choose(mine)]
-            tried += [_record(c, validation(c)) for c in candidates(grid(mine))] if len(mine) else []
-    return DataFrame(chosen, columns=columns), DataFrame(tried, columns=columns)
+    for runs in (runs for name, runs in results.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
+        mine = runs[runs.method.map(lambda m: m == (m.optimizer, m.loss, m.optimizer == "sgd", "", "", False))]
+        chosen += [c.config.iloc[0] | {"cell": tested(c)} for c in choose(mine)]
+        tried += [c.config.iloc[0] | {"cell": validation(c)} for c in candidates(grid(mine))] if len(mine) else []
+    return chosen, tried
 
 
-def _record(candidate: DataFrame, cell: str) -> dict[str, object]:
-    config = candidate.config.iloc[0]
-    return {**config, "model": config["model"].split("-")[0], "augment": bool(config.get("augment")), "cell": cell}
+def _cell_of(row: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """What was obtained at the setting of a published row, by a network of the same family."""
+    setting = {key: row[key] for key in KEYS if key != "model" and row[key] == row[key]}  # not nan
+    for config in found:
+        if config["model"].startswith(row["model"]) and all(config[key] == value for key, value in setting.items()):
+            return config["cell"]
+    return "—"

@@ -152,10 +152,10 @@ def test_no_path_of_an_archive_is_followed(server, monkeypatch, tmp_path):
 def test_a_link_instead_of_a_file_is_refused(server, monkeypatch, tmp_path):
     train, test = CIFAR.files
     offer(server, monkeypatch, tarred((test, b"b", None), (train, b"", "/etc/passwd")), "cifar100")
-    with pytest.raises(ValueError, match=r"no readable file cifar-100-binary/train.bin \(.*not a regular file"):
+    with pytest.raises(ValueError, match=r"has no file cifar-100-binary/train.bin"):
         download.download("cifar100", tmp_path, server.url)
     offer(server, monkeypatch, zipped({"readme": "x"}))
-    with pytest.raises(ValueError, match=r"no readable file snli_1.0/snli_1.0_train.jsonl"):
+    with pytest.raises(ValueError, match=r"has no file snli_1.0/snli_1.0_train.jsonl"):
         download.download("snli", tmp_path, server.url)
 
 

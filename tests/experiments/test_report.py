@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import DataFrame
 
 from experiments.report import figures, names, page, results, tables
-from experiments.report.results import candidates, choose, frame, read, validation
+from experiments.report.results import candidates, choose, read, rows_of, validation
 from experiments.studies import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,10 @@ def line(
     provenance = {"torch": "2.13.0", "proxsvm": "0.1", "commit": "abc", "device": "cpu", "threads": 1}
     made = {"study": study, "config": full | config, "provenance": provenance, "curve": curve}
     return made | {"test": test, "test_averaged": test_averaged}
+
+
+def frame(*lines):
+    return DataFrame([row for each in lines for row in rows_of(each)])
 
 
 def write(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -415,7 +420,7 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(tmp_
     sections = re.findall('<section id="(.*?)">', text)
     assert sections[:4] == ["fixed", "tuned", "gamma", "tables"]
     assert "One setting for 1 task<" in text
-    assert "wrn-10-1, 10,000 training samples: 8 runs of 3 epochs, 8 runs of 20 epochs." in text
+    assert "wrn-10-1: 8 runs of 3 epochs, 8 runs of 20 epochs." in text
 
 
 def test_without_results_the_page_says_what_is_missing_and_shows_the_published_numbers():
