@@ -30,11 +30,6 @@ class Archive:
     checksum: str
     files: tuple[str, ...]
     inside: str = ""
-    name: str = ""
-
-    @property
-    def base(self) -> str:
-        return self.name or self.url.rpartition("/")[2]
 
 
 ARCHIVES = {
@@ -72,7 +67,6 @@ ARCHIVES = {
         "sha256:aaa5c9a6afe2225cc2aed2723682ae403280c4a3695a2ddda4ffb5d8215ea681",
         ("cal_housing.data",),
         inside="CaliforniaHousing/",
-        name="cal_housing.tgz",
     ),
     # UCI publishes no checksum, and makes its archive on demand: the lines of the file are checked.
     "bike": Archive(
@@ -92,7 +86,8 @@ def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
     files = [data / file for file in archive.files]
     if not all(file.exists() for file in files):
         data.mkdir(parents=True, exist_ok=True)
-        packed, url = data / archive.base, f"{mirror.rstrip('/')}/{archive.base}" if mirror else archive.url
+        base = archive.url.rpartition("/")[2]
+        packed, url = data / base, f"{mirror.rstrip('/')}/{base}" if mirror else archive.url
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"the address is {url!r}; expected one that starts with http:// or https://")
         if not packed.exists():

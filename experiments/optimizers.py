@@ -161,23 +161,23 @@ def schedule_free_adamw(c: Config, _: nn.Module, params: Params, steps: int) -> 
     return kind(params, lr=c.lr, weight_decay=c.weight_decay, warmup_steps=round(WARM_UP * steps))
 
 
-OPTIMIZERS: dict[str, Recipe] = {
-    "dfw": prox("DFW", SingleStepFW),
-    "dfw-full": prox("DFW, γ ≡ 1", FullStep),
-    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
-    "sgd": Recipe("SGD", sgd),
+OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, then those that it does not have
     "adagrad": peer("Adagrad", lambda: torch.optim.Adagrad),
     "adam": peer("Adam", lambda: torch.optim.Adam),
-    "adamw": peer("AdamW", lambda: torch.optim.AdamW),
     "amsgrad": peer("AMSGrad", lambda: torch.optim.Adam, amsgrad=True),
     "bpgrad": peer("BPGrad", lambda: BPGrad, "momentum", told_the_loss),
+    "dfw": prox("DFW", SingleStepFW),
+    "sgd": Recipe("SGD", sgd),
+    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
+    "dfw-full": prox("DFW, γ ≡ 1", FullStep),
     "alig": Recipe("ALI-G", alig, told_a_number),
     "momo": peer("MoMo", lambda: _resumable(of("momo", "Momo")()), "beta", told_the_loss),
-    "momo-adam": peer("MoMo-Adam", lambda: _resumable(of("momo", "MomoAdam")()), update=told_the_loss),
     "prodigy": peer("Prodigy", of("prodigyopt", "Prodigy")),  # lr = 1 is its authors' setting for every task
-    "dog": peer("DoG", lambda: DoG),
     "schedulefree": peer("Schedule-Free", of("schedulefree", "SGDScheduleFree"), "momentum"),
+    "adamw": peer("AdamW", lambda: torch.optim.AdamW),
     "schedulefree-adamw": Recipe("Schedule-Free AdamW", schedule_free_adamw),
+    "momo-adam": peer("MoMo-Adam", lambda: _resumable(of("momo", "MomoAdam")()), update=told_the_loss),
+    "dog": peer("DoG", lambda: DoG),
 }
 
 

@@ -69,15 +69,12 @@ class Sweep:
             if not (more := self.study.beyond(curves)):
                 break
             grid += more
-        return self._named([*results, *self.finish(self.study.chosen(curves))])
+        return [*results, *self.finish(self.study.chosen(curves))]
 
     def so_far(self) -> list[Result]:
         """The results of the runs that are done, those of the grid first."""
         found = [json.loads(file.read_text()) for file in sorted(self.out.glob("*/result.json"))]
-        return self._named(sorted(found, key=lambda result: result["config"]["test"]))
-
-    def _named(self, results: Sequence[Result]) -> list[Result]:
-        return [{"study": self.study.name, **result} for result in results]
+        return sorted(found, key=lambda result: result["config"]["test"])
 
     def finish(self, runs: Sequence[Config]) -> list[Result]:
         """Run what has no result yet, until all have one, from this worker or from others."""
@@ -184,7 +181,7 @@ def main(args: argparse.Namespace) -> None:
     for result in results:
         result["config"].pop("data", None)  # the folder belongs to this machine
     file.parent.mkdir(parents=True, exist_ok=True)
-    write(file, "".join(json.dumps(result) + "\n" for result in results))
+    write(file, "".join(json.dumps({"study": study.name, **result}) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")
 
 

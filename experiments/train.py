@@ -7,12 +7,13 @@ torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ class Training:
             parts["schedule"] = self.schedule
         return parts | {f"average {form}": mean for form, mean in self.averages.items()}
 
+    def train(self) -> None:
+        """The training mode and weights, where an optimizer evaluates others."""
+        self.model.train()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
 
 def run(
     config: Config, out: Path, tell: Callable[[Line], object] = lambda line: None, until: float = math.inf
@@ -108,7 +115,7 @@ def run(
         line["seconds"] = time.perf_counter() - began
         lines.append(line)
         if first:
-            training.model.train()  # the training weights, where an optimizer evaluates others
+            training.train()
             folder.keep(out, training.parts, lines)
             tell(line)
         if training.world > 1:
@@ -128,9 +135,7 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     batches = task.epoch(config.batch, generator)
     batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
     totals, steps, gammas = torch.zeros(2, device=config.device), [], []
-    network.train()
-    if hasattr(optimizer, "train"):
-        optimizer.train()
+    training.train()
     for k, batch in enumerate(batches):
         inputs, y = task.take(task.train, batch, generator)
         inputs, y = (each(lambda x: x[rank::world].to(config.device), part) for part in (inputs, y))
@@ -163,24 +168,18 @@ def _judge(training: Training, last: bool) -> Line:
     """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
     line: Line = {}
-    with judged(training) as model:
-        line["val"] = best.look("", model, evaluate(config, task, model, task.val))
+    model = judged(training)
+    line["val"] = best.look("", model, evaluate(config, task, model, task.val))
     means = training.averages.items()
     if means:
         line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
     if config.test and last:  # the test set is read once, with the weights that validation preferred
-        tests = {k: evaluate(config, task, _chosen(training, k), task.test) for k in ("", *training.averages)}
+        chosen = {k: best.load(k, copy.deepcopy(training.model)) for k in ("", *training.averages)}
+        tests = {k: evaluate(config, task, model, task.test) for k, model in chosen.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
     return line
-
-
-def _chosen(training: Training, name: str) -> nn.Module:
-    """A network with the best weights; with the current ones if no epoch gave a number."""
-    network = training.task.network().to(training.config.device)
-    network.load_state_dict(training.model.state_dict())
-    return training.best.load(name, network)
 
 
 def _mean(values: Sequence[Tensor | float]) -> float:
@@ -221,19 +220,15 @@ def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterat
         yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
 
 
-@contextmanager
-def judged(training: Training) -> Iterator[nn.Module]:
+def judged(training: Training) -> nn.Module:
     """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen.
 
     (The averages of our own optimizer follow ``model.eval()``, batch norm included.)
     """
-    optimizer = training.optimizer
-    if isinstance(optimizer, ProxOptimizer) or not hasattr(optimizer, "eval"):
-        yield training.model
-    else:
-        optimizer.eval()
-        yield _fresh(training.config, training.task, training.model)
-        optimizer.train()
+    if isinstance(training.optimizer, ProxOptimizer) or not hasattr(training.optimizer, "eval"):
+        return training.model
+    training.optimizer.eval()
+    return _fresh(training.config, training.task, training.model)
 
 
 def _fresh(config: Config, task: Task, model: nn.Module) -> nn.Module:

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series, concat
 
+from experiments.optimizers import OPTIMIZERS
+
 ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}
 SCORES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %", "chunking": "F1, %", "camvid": "IoU, %"}
 SCORES |= {"sentences": "mean average precision, %"}
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared only within one task
 NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
 NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where and how it was computed
-ORDER = ["adagrad", "adam", "amsgrad", "bpgrad", "dfw", "sgd"]  # the paper's; then those that it does not have
-ORDER += ["multistep", "dfw-full", "alig", "momo", "prodigy", "schedulefree"]
-ORDER += ["adamw", "schedulefree-adamw", "momo-adam", "dog"]
+ORDER = list(OPTIMIZERS)
 
 Results = dict[str, DataFrame]  # by study
 
@@ -125,7 +125,6 @@ def _order(candidate: DataFrame) -> tuple[Any, ...]:
 
 
 def rank(method: Method) -> tuple[int, Method]:
-    """The paper's optimizers first, in its order."""
     return ORDER.index(method.optimizer) if method.optimizer in ORDER else len(ORDER), method
 
 

@@ -82,7 +82,7 @@ def offer(server, monkeypatch, content, name="snli", checksum=None):
     archive = download.ARCHIVES[name]
     checksum = checksum or "sha256:" + hashlib.sha256(content).hexdigest()
     monkeypatch.setitem(download.ARCHIVES, name, replace(archive, checksum=checksum))
-    server.files["/data/" + archive.base] = content
+    server.files["/data/" + archive.url.rpartition("/")[2]] = content
 
 
 def listing(folder):

@@ -229,7 +229,7 @@ def test_the_test_set_is_judged_by_the_weights_that_validation_preferred():
 def test_names_and_folders_are_checked(data, tmp_path):
     with pytest.raises(ValueError, match=r"no model named 'vgg'; there are wrn-40-4"):
         run(config(data, model="vgg"), tmp_path)
-    with pytest.raises(ValueError, match="there are dfw, dfw-full, multistep, sgd"):
+    with pytest.raises(ValueError, match="there are adagrad, adam, amsgrad, bpgrad, dfw"):
         run(config(data, optimizer="lion"), tmp_path)
     with pytest.raises(ValueError, match="there are smooth-hinge, hinge, ce, l1"):
         run(config(data, loss="focal"), tmp_path)
