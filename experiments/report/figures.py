@@ -25,7 +25,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from pandas import DataFrame
 
 from experiments.report import names
-from experiments.report.results import Results, best, candidates, choose, grid, plain, read, together, unit
+from experiments.report.results import Results, best, candidates, choose, grid, read, together, unit
 
 COLORS = {
     "dfw": "#d95f02",
@@ -46,7 +46,7 @@ STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
 AVERAGE = "0.995"  # the decay that all studies have
 LOST = 10  # times the lowest error
-COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study, and with averaged weights
+COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study
 
 
 # What the figures share.
@@ -218,24 +218,6 @@ def sensitivity(title: str, runs: DataFrame) -> Figure:
 
 
 @STYLE
-def averaging(title: str, runs: DataFrame) -> Figure:
-    """Validation with an average of the weights and without, at the best decay for each η."""
-    figure, (ax,) = panels(1)
-    without = along_eta(runs)
-    for name, line in along_eta(runs, averaged=True).items():
-        look = look_of(line[0]) | {"ls": "-"}
-        plot_eta(ax, without[name], **look | {"ls": ":", "lw": 1.2})
-        plot_eta(ax, line, label=name, **look)
-    what = f"{title}: validation {unit(runs)}, {runs.epochs.iloc[0]} epochs"
-    ax.set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
-    ax.set_xlabel("η (learning rate of the others)")
-    if runs.lower.iloc[0]:
-        cut(ax, map(validated, candidates(runs, averaged=True)))
-    legend(figure, ax)
-    return figure
-
-
-@STYLE
 def gamma(studies: Results) -> Figure:
     """Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed); one seed.
 
@@ -327,16 +309,11 @@ def _possible(
         same = (every.task == tried.task.iloc[0]) & (every.epochs == tried.epochs.iloc[0])
         alike = every[same & every.optimizer.isin(COMPARED) & (every.decay == "")]
         return {"sensitivity": (sensitivity, alike.drop_duplicates(["method", "setting", "seed"], keep="last"))}
-    possible: dict[str, Any] = {}
-    if study != "averaging":
-        possible["errors"] = errors, runs
-        if (runs.optimizer == "dfw").any():
-            possible["step-size"] = step_size, runs
-        if any(len(line) > 1 for line in along_eta(tried).values()):
-            possible["sensitivity"] = sensitivity, tried
-    averaged = tried[tried.optimizer.isin(COMPARED) & tried.curve.map(lambda run: bool(run[-1]["val_averaged"]))]
-    if len(averaged) and any(len(line) > 1 for line in along_eta(plain(averaged)).values()):
-        possible["averaging"] = averaging, averaged
+    possible: dict[str, Any] = {"errors": (errors, runs)}
+    if (runs.optimizer == "dfw").any():
+        possible["step-size"] = step_size, runs
+    if any(len(line) > 1 for line in along_eta(tried).values()):
+        possible["sensitivity"] = sensitivity, tried
     return possible
 
 

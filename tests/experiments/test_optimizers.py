@@ -64,13 +64,6 @@ def test_dog_is_its_formula():
     assert again.state[w]["distance"] == optimizer.state[w]["distance"]
 
 
-@pytest.mark.parametrize("kind", [BPGrad, DoG])
-def test_a_frozen_weight_is_left(kind):
-    w, frozen = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(3))
-    train(w, kind([w, frozen]), told=kind is BPGrad, steps=2)
-    assert torch.equal(frozen.detach(), torch.ones(3))
-
-
 def test_a_full_step_in_the_euclidean_metric_is_sgd():
     config = Config(optimizer="dfw-full", loss="hinge", lr=3.0, momentum=0.9, weight_decay=0.01)
     models = [nn.Linear(5, 4) for _ in range(2)]

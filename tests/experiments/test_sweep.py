@@ -161,24 +161,6 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(command, t
     assert sorted(told(command("--so-far"))) == sorted(told(found))
 
 
-def test_workers_share_a_study_on_the_command_line(command, data, tmp_path, monkeypatch):
-    alone = command(out=tmp_path / "alone")
-    monkeypatch.setattr(subprocess, "Popen", Worker)
-    both = command("--workers", "2", "--quiet", out=tmp_path / "both")
-    assert Worker.words[-3:] == ["--workers", "1", "--quiet"]
-    assert told(both) == told(alone)
-
-
-class Worker:
-    """Another process; that a real one shares the work is what CHAOS tests."""
-
-    def __init__(self, words):
-        Worker.words = words
-
-    def wait(self):
-        pass
-
-
 def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(command, data, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     first = command("--seeds", "1", "--go-on", out=here)  # there is nothing yet to go on from

@@ -65,19 +65,6 @@ def test_bike_does_not_see_the_parts_of_its_target(data):
     assert all(torch.equal(part.sum(1), torch.ones(140)) for part in levels)
 
 
-def test_an_mlp_learns(data):
-    train, _, _ = tabular.load(data, "bike")
-    torch.manual_seed(0)
-    model = tabular.mlp(train.x.shape[1], width=32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.l1_loss(model(train.x), train.y)
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.3  # the median has 1
-
-
 def test_missing_and_broken_files_are_named(data, tmp_path):
     with pytest.raises(ValueError, match="there are california, bike"):
         tabular.load(data, "boston")

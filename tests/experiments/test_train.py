@@ -114,13 +114,9 @@ def test_augmentation_shifts_and_flips():
     moved = cifar.augment(x, torch.Generator().manual_seed(0))
     assert moved.shape == x.shape
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    sources = padded, padded.flip(3)
     for i in range(20):
-        crops = [
-            source[i, :, r : r + 32, c : c + 32]
-            for source in (padded, torch.nn.functional.pad(x.flip(3), (4, 4, 4, 4)))
-            for r in range(9)
-            for c in range(9)
-        ]
+        crops = (source[i, :, r : r + 32, c : c + 32] for source in sources for r in range(9) for c in range(9))
         assert any(torch.equal(moved[i], crop) for crop in crops)
 
 
@@ -175,14 +171,6 @@ def test_the_time_may_be_up_after_any_epoch(data, tmp_path):
         with pytest.raises(TimeUp, match=f"has {epoch} of 3 epochs"):
             run(made, tmp_path / "cut", until=0.0)
     assert told(run(made, tmp_path / "cut", until=0.0)) == told(whole)
-
-
-@pytest.mark.parametrize("optimizer", ["dfw", "sgd", "adam"])
-def test_they_learn(data, tmp_path, optimizer):
-    lr = 0.003 if optimizer == "adam" else 0.01
-    lines = run(config(data, optimizer=optimizer, lr=lr, epochs=4, batch=16), tmp_path)["curve"]
-    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
-    assert lines[-1]["train_accuracy"] > lines[0]["train_accuracy"]
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(data, tmp_path, capsys):
