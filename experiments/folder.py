@@ -54,7 +54,7 @@ def finish(out: Path, lines: list[Line]) -> Result:
     """Write the result: the config, what it ran on, the curve and, where it was read, the test value."""
     last = lines[-1]
     curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
-    tests = {"test": last.get("test"), "test_averaged": last.get("test_averaged")}
+    tests = {name: last.get(name) for name in ("test", "test_averaged", "test_last")}
     done = json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
     write(out / "result.json", json.dumps(done))
     return done

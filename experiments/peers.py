@@ -1,7 +1,9 @@
-"""Peers that no maintained package has.
+"""Peers that no maintained package has, and Muon with AdamW for what it does not train.
 
 BPGrad: Zhang, Wu, Wang, CVPR 2018, https://arxiv.org/abs/1711.06959.
 DoG: Ivgi, Hinder, Carmon, DoG is SGD's Best Friend, ICML 2023, https://arxiv.org/abs/2302.12022.
+Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; its step in AdamW's size: Liu et al., 2025,
+https://arxiv.org/abs/2502.16982.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -93,6 +95,45 @@ class DoG(torch.optim.Optimizer):
         for (group, p), g in zip(moved, grads, strict=True):
             group["step_size"] = group["lr"] * eta
             p.sub_(group["step_size"] * g)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch's Muon for the matrices of hidden layers, flattened convolutions included; AdamW for the rest.
+
+    The rest is what its authors leave to AdamW: vectors, embeddings and the last matrix. Both have the same ``lr``:
+    Muon's update is scaled to the size of AdamW's.
+    """
+
+    def __init__(self, model: nn.Module, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
+        super().__init__(model.parameters(), {"lr": lr, "weight_decay": weight_decay})
+        tables = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+        matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
+        self.matrices = matrices[:-1] or matrices
+        self.flat = [nn.Parameter(p.detach().flatten(1)) for p in self.matrices]
+        rest = [p for p in model.parameters() if all(p is not matrix for matrix in self.matrices)]
+        options = {"lr": lr, "weight_decay": weight_decay}
+        self.parts = {"muon": torch.optim.Muon(self.flat, adjust_lr_fn="match_rms_adamw", **options)}
+        self.parts |= {"adamw": torch.optim.AdamW(rest, **options)} if rest else {}
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p, flat in zip(self.matrices, self.flat, strict=True):
+            flat.copy_(p.flatten(1))
+            flat.grad = None if p.grad is None else p.grad.flatten(1)
+        for part in self.parts.values():
+            part.param_groups[0]["lr"] = self.param_groups[0]["lr"]  # a schedule's
+            part.step()
+        for p, flat in zip(self.matrices, self.flat, strict=True):
+            p.copy_(flat.view(p.shape))
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        for name, part in self.parts.items():
+            part.load_state_dict(state.pop(name))
+        super().load_state_dict(state)
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

@@ -68,7 +68,7 @@ class Training:
         torch.manual_seed(config.seed)
         model = recipe.prepare(task.network()).to(config.device)
         steps = config.epochs * len(task.epoch(config.batch, torch.Generator()))
-        optimizer = recipe.build(config, criterion, model.parameters(), steps)
+        optimizer = recipe.build(config, criterion, model, steps)
         if config.average:
             proxsvm.follow(model, optimizer)
         schedule = Schedule(config, optimizer) if config.schedule else None
@@ -175,10 +175,12 @@ def _judge(training: Training, last: bool) -> Line:
         line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
-    if config.test and last:  # the test set is read once, with the weights that validation preferred
-        chosen = {k: best.load(k, copy.deepcopy(training.model)) for k in ("", *training.averages)}
-        tests = {k: evaluate(config, task, model, task.test) for k, model in chosen.items()}
+    if config.test and last:  # the test set is read once, with the weights that validation preferred and with the last
+        ends = {"": model} | {k: mean.module for k, mean in means}
+        chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
+        tests = {k: evaluate(config, task, end, task.test) for k, end in chosen.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
+        line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
     return line
 
 

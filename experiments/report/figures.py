@@ -40,6 +40,9 @@ COLORS = {
     "prodigy": "#666666",
     "schedulefree": "#00a6c0",
     "adamw": "#333333",
+    "nadamw": "#1f78b4",
+    "soap": "#00a6c0",
+    "muon": "#e7298a",
 }
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
@@ -249,6 +252,29 @@ def gamma(studies: Results) -> Figure:
     return figure
 
 
+@STYLE
+def decades(studies: Results) -> Figure:
+    """Validation of averaged weights against η over five decades: ours, with its automatic η as a line, and four peers.
+
+    Errors, or 100 minus the accuracy. Errors above three times the best are cut; what diverged is left out.
+    """
+    figure = Figure(figsize=(1.5 * WIDTH, 3.2), layout="constrained")
+    row = figure.subplots(1, len(studies), squeeze=False)[0]
+    for ax, (name, runs) in zip(row, studies.items(), strict=True):
+        lower = bool(runs.lower.iloc[0])
+        runs = runs.assign(val=runs.val if lower else 100 - runs.val, lower=True)
+        for label_, line in along_eta(runs, averaged=True).items():
+            if math.isinf(line[0].eta.iloc[0]):
+                ax.axhline(validated(line[0]), label=label_, **look_of(line[0]) | {"ls": "--"})
+            else:
+                plot_eta(ax, line, label=label_, **look_of(line[0]))
+        ax.set(title=names.study(name), xscale="log", xlabel="η, learning rate")
+        ax.set_ylabel(unit(runs) if lower else "validation error, %")
+        ax.set_ylim(top=min(ax.get_ylim()[1], 3 * runs.val.min()))
+    legend(figure, row[0])
+    return figure
+
+
 def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
     """Both lines of each loss; γ above, or below, the points of the exact one; errors above ``lost`` are at the top."""
     for (loss, optimizer), line in runs.groupby([runs.method.map(lambda m: m.loss), "optimizer"], sort=False):
@@ -290,6 +316,8 @@ def drawings(results: Results) -> dict[str, Drawing]:
     found = []
     if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
         found.append(Drawing("gamma", "", partial(gamma, ablated)))
+    if wide := {name: runs for name, runs in results.items() if name.startswith("decades-")}:
+        found.append(Drawing("decades", "", partial(decades, wide)))
     for study, runs in results.items():
         for kind, (draw, shown) in _possible(study, runs, results).items():
             name = kind if study == kind else f"{kind}-{study}"
@@ -301,7 +329,7 @@ def _possible(
     study: str, runs: DataFrame, results: Results
 ) -> dict[str, tuple[Callable[[str, DataFrame], Figure], DataFrame]]:
     """The kinds of figures that a study allows, with the runs that each shows."""
-    if study.startswith(("ablation-", "fixed-")) or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
+    if study.split("-")[0] in names.KINDS or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
         return {}  # they have tables in common; the structured tasks measure nothing but validation
     tried = grid(runs)
     if study == "sensitivity":

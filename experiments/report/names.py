@@ -9,6 +9,7 @@ from pandas import DataFrame
 
 from experiments import optimizers
 from experiments.report.results import Method
+from experiments.studies import settings
 
 OPTIMIZERS = {key: recipe.name for key, recipe in optimizers.OPTIMIZERS.items()} | {"sgd*": "SGD*"}
 LOSSES = {"smooth-hinge": "smoothed hinge", "ce": "cross-entropy", "l1": "ℓ1"}
@@ -26,10 +27,13 @@ STUDIES = {
     "camvid": "CamVid",
     "fixed": "One fixed setting",
     "ablation": "Ablation",
+    "factors": "What each part is worth",
+    "decades": "Five decades of η",
     "first": "First runs",
     "sentences": "kinds of chunks",
 }
 PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
+KINDS = ("fixed", "ablation", "factors", "decades")  # studies of all tasks, which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"
 
@@ -56,11 +60,21 @@ def method(method: Method, averaged: bool = False) -> str:
 
 
 def recommended(run: Any, averaged: bool = False) -> str:
-    """``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``: a method at one fixed setting."""
-    said = optimizer(run.method)
-    if run.optimizer == "dfw" and not run.method.auto:
-        momentum = run.config["momentum"]
+    """``proxsvm, nothing set``, ``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``.
+
+    A method at one fixed setting; of several η of a peer, all but the first are named.
+    """
+    said, config = optimizer(run.method), run.config
+    peers = [
+        s for s in settings("fixed") if (s["optimizer"], s.get("schedule", "")) == (run.optimizer, config["schedule"])
+    ]
+    if config.get("memory") and (run.method.metric, run.method.auto) == ("kronecker", True):
+        said = "proxsvm, nothing set"
+    elif run.optimizer == "dfw" and not run.method.auto:
+        momentum = config["momentum"]
         said += f", η = {run.eta:g}, " + (f"momentum {momentum:g}" if momentum else "no momentum")
+    elif run.optimizer != "dfw" and peers and run.eta != peers[0]["lr"]:
+        said += f", lr = {run.eta:g}"
     return said + AVERAGED * averaged
 
 
@@ -75,7 +89,7 @@ def study(name: str) -> str:
     ('CIFAR-10', 'CIFAR-100, WRN, with augmentation', 'Language model')
     """
     kind, _, task = name.partition("-")
-    parts = (task if task and kind in ("fixed", "ablation") else name).split("-")
+    parts = (task if task and kind in KINDS else name).split("-")
     return ", ".join(PARTS.get(part, part) for part in parts)
 
 

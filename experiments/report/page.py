@@ -14,6 +14,7 @@ import platform
 import re
 import shlex
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,9 +55,9 @@ def render(scales: dict[str, Results], command: str) -> str:
 
 
 def _kind(study: str) -> str:
-    """``fixed`` or ``ablation`` for the studies that have a table in common."""
+    """``fixed``, ``ablation``, … for the studies that have tables and figures in common."""
     kind = study.partition("-")[0]
-    return kind if kind in ("fixed", "ablation") else ""
+    return kind if kind in names.KINDS else ""
 
 
 def of_kind(results: Results, kind: str) -> Results:
@@ -98,6 +99,9 @@ TOGETHER = {  # tables of several studies
     "tuned": tables.tuned,
     "gammas": tables.gammas,
     "ablation": tables.ablation,
+    "last": partial(tables.fixed, value="test_last"),
+    "timed": tables.timed,
+    "factors": tables.factors,
 }
 
 

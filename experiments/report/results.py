@@ -67,12 +67,16 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     config, curve = line["config"], [_epoch(point) for point in line["curve"]]
     lower = config["dataset"] in ERRORS
     ours = config.get("metric", ""), config.get("average", ""), config["lr"] == "auto"
-    setting = sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in config.items() if k not in NOT_A_CHOICE)
+    setting = sorted(
+        (k, tuple(v) if isinstance(v, list) else v)
+        for k, v in config.items()
+        if k not in NOT_A_CHOICE and (v or k != "memory")
+    )
     tests = {"": line["test"]} | (line.get("test_averaged") or {})
+    ends = line.get("test_last") or {}
     for decay in ("", *curve[-1]["val_averaged"]):
         values = [epoch["val_averaged"][decay] if decay else epoch["val"] for epoch in curve]
         finite = [value for value in values if math.isfinite(value)]
-        test = tests.get(decay)
         yield {
             "study": line["study"],
             "task": tuple((name, config.get(name)) for name in TASK),
@@ -86,12 +90,18 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "lower": lower,
             "val": (min if lower else max)(finite) if math.isfinite(values[-1]) else math.nan,
             "last": values[-1],
-            "test": math.nan if test is None else test if math.isfinite(test) else math.inf,
+            "test": _test(tests.get(decay)),
+            "test_last": _test(ends.get(decay)),
             "read": line["test"] is not None,
             "config": config,
             "provenance": line["provenance"],
             "curve": curve,
         }
+
+
+def _test(value: float | None) -> float:
+    """nan if it was not read, inf if the run diverged."""
+    return math.nan if value is None else value if math.isfinite(value) else math.inf
 
 
 def _epoch(point: dict[str, Any]) -> dict[str, Any]:

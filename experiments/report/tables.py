@@ -164,21 +164,22 @@ def beside(studies: Results) -> Table:
     return table
 
 
-def fixed(studies: Results, tuned: Results | None = None) -> Table:
+def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -> Table:
     """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
 
     A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 minus its
     accuracy, over those of the best row. The last row is the best of the peers in the ``tuned`` study of each task.
+    ``value``: "test", with the weights of the best epoch, or "test_last".
     """
     table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
     table.note = "Test values, no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
     if not studies:
         return table
     lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
-    tests = DataFrame({name: _recommended(runs) for name, runs in studies.items()})
-    errors = DataFrame({name: tests[name] if lower[name] else 100 - tests[name] for name in studies})
+    tests = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()})
+    errors = DataFrame({name: tests[name] if lower[name] else (100 - tests[name]).abs() for name in studies})
     ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
-    first = list(_recommended(next(iter(studies.values()))).index)
+    first = list(_recommended(next(iter(studies.values())), value).index)
     for row in (row for row in first if tests.loc[row].notna().all()):
         cells = [_cell(tests.loc[row, name], lower[name]) for name in studies]
         table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
@@ -191,14 +192,79 @@ def fixed(studies: Results, tuned: Results | None = None) -> Table:
     return table
 
 
-def _recommended(runs: DataFrame) -> Series:
+def _recommended(runs: DataFrame, value: str) -> Series:
     """The test value of each method at its one setting, and of its averaged weights, by the name of the row."""
     tests = {
-        names.recommended(c.iloc[0], averaged): c.test.mean()
+        names.recommended(c.iloc[0], averaged): c[value].mean()
         for averaged in (False, True)
         for c in candidates(final(runs), averaged)
     }
-    return Series({name: test for name, test in tests.items() if math.isfinite(test)}, dtype=float)
+    return Series({name: test for name, test in tests.items() if not math.isnan(test)}, dtype=float)
+
+
+def timed(studies: Results) -> Table:
+    """:func:`fixed` at equal training time: the best validation value until AdamW, at its first setting, has finished.
+
+    A dash: the first epoch was not finished by then. Only runs that recorded the time of their training passes count.
+    """
+    cut = {}
+    for name, runs in studies.items():
+        clock = runs[runs.curve.map(lambda run: "train_seconds" in run[0])]
+        spent = clock.curve.map(lambda run: sum(epoch["train_seconds"] for epoch in run))
+        adamw = clock.apply(lambda run: names.recommended(run), axis=1) == "AdamW, constant" if len(clock) else spent
+        if adamw.any():
+            cut[name] = clock.assign(test=[_until(run, spent[adamw].mean()) for run in clock.itertuples()])
+    table = fixed(cut)
+    table.title, table.note = (
+        "One setting, equal time",
+        "Validation, no setting tuned. —: no epoch was finished in time.",
+    )
+    return table
+
+
+def _until(run: Any, seconds: float) -> float:
+    """The best validation value of the epochs that end within so many seconds of training; inf if none does."""
+    spent, values = 0.0, []
+    for epoch in run.curve:
+        spent += epoch["train_seconds"]
+        values += [epoch["val_averaged"][run.decay] if run.decay else epoch["val"]] if spent <= seconds else []
+    return (min if run.lower else max)(values) if values and all(map(math.isfinite, values)) else math.inf
+
+
+def factors(studies: Results) -> Table:
+    """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
+    table = Table("What each part is worth", ["", *map(names.study, studies)])
+    for name, keep in FACTORS.items():
+        found = [runs[[keep(run) for run in runs.itertuples()]] for runs in studies.values()]
+        values = [(runs.val.min() if runs.lower.any() else runs.val.max(), runs.lower.any()) for runs in found]
+        table.rows.append([name, *("—" if math.isnan(value) else _cell(value, lower) for value, lower in values)])
+    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
+    return table
+
+
+def _part(
+    decay: bool = True, full: bool = False, metric: str = "kronecker", auto: bool = True, mu: Any = (0.9, 0.0)
+) -> Any:
+    """Whether a run is "nothing set" but for one part; ``mu``: memory and momentum."""
+
+    def keep(run: Any) -> bool:
+        method, momenta = run.method, (run.config.get("memory", 0.0), run.config["momentum"])
+        mine = bool(run.decay), method.optimizer == "dfw-full", method.metric, method.auto, momenta
+        return mine == (decay, full, metric, auto, mu)
+
+    return keep
+
+
+FACTORS = {
+    "nothing set": _part(),
+    "momentum instead of memory": _part(mu=(0.0, 0.9)),
+    "neither": _part(mu=(0.0, 0.0)),
+    "γ ≡ 1": _part(full=True),
+    "diagonal": _part(metric="diagonal"),
+    "Euclidean": _part(metric="euclidean"),
+    "the best of four fixed η": _part(auto=False),
+    "no average": _part(decay=False),
+}
 
 
 def ranks(studies: Results) -> Table:
@@ -255,6 +321,8 @@ def _preferred(runs: DataFrame | None, ours: bool) -> DataFrame | None:
 
 
 def _cell(value: float, lower: bool) -> str:
+    if math.isinf(value):
+        return "—"
     return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
 
 

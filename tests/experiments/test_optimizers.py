@@ -72,7 +72,7 @@ def test_a_full_step_in_the_euclidean_metric_is_sgd():
     criterion = criterion_of(config)
     for model, name in zip(models, ("dfw-full", "sgd"), strict=True):
         recipe = OPTIMIZERS[name]
-        optimizer = recipe.build(config, criterion, model.parameters(), 10)
+        optimizer = recipe.build(config, criterion, model, 10)
         for _ in range(10):
             recipe.update(optimizer, lambda: criterion(model(x), y))
     torch.testing.assert_close(models[0].weight, models[1].weight)
