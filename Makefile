@@ -38,11 +38,11 @@ pictures: setup  ## draw the pictures of the docs again (real training: minutes)
 notebooks: setup  ## run the notebooks of the docs again and keep what they print
 	$(BIN)/python docs/notebooks/execute.py
 
-bench: setup  ## every benchmark into out/bench (about an hour); some: make bench BENCH="step criterion"
+bench: setup  ## every benchmark into out/bench; some: make bench BENCH="step criterion"
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks $(BENCH)
 
 bench-quick: setup  ## a small variant of what a step costs, under two minutes
-	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion criterion_growth training_step against_exact_qp --quick
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion training_step calls against_exact_qp --quick
 
 bench-compare: setup  ## this tree and another commit, in turn: make bench-compare AGAINST=HEAD~1 BENCH="step criterion"
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.compare $(BENCH) --against $(or $(AGAINST),HEAD~1)

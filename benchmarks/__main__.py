@@ -10,31 +10,8 @@ import torch
 
 from benchmarks.common import Options
 
-NAMES = (
-    "step",
-    "step_metric",
-    "step_growth",
-    "memory",
-    "hook",
-    "criterion",
-    "criterion_growth",
-    "training_step",
-    "against_exact_qp",
-    "against_liblinear",
-    "against_logistic",
-    "growth",
-    "passes",
-    "gap_curves",
-    "step_cost",
-    "usable_eta",
-    "metric",
-    "metric_eps",
-    "loss",
-    "launches",
-    "gpu",
-    "average",
-    "defaults",
-)
+NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "memory", "step_cost", "usable_eta")
+NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "viterbi")
 
 
 def main() -> None:
@@ -45,14 +22,13 @@ def main() -> None:
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with the data sets")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; 1 is the least noisy")
-    parser.add_argument("--repeats", type=int, default=None, help="timings of each, interleaved; the median counts")
+    parser.add_argument("--repeats", type=int, default=None, help="rounds of interleaved timings")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     torch.set_num_threads(args.threads)
-    repeats = args.repeats or (1 if args.quick else 3)
-    options = Options(args.quick, args.out, args.fashion, repeats, args.data)
+    options = Options(args.quick, args.out, args.fashion, args.repeats, args.data)
     for name in args.names or NAMES:
         importlib.import_module(f"benchmarks.{name}").main(options)
 

@@ -1,12 +1,11 @@
-"""Compare this tree with another commit, both benchmarked in turn, or two folders of results.
-
-``python -m benchmarks.compare --against HEAD~1 step criterion``, or ``--folders BEFORE AFTER``
-"""
+"""Benchmark this tree and another commit in turn: ``python -m benchmarks.compare step criterion --against HEAD~1``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,22 +14,16 @@ from typing import Any
 
 from benchmarks.common import table
 
-QUICK = ("step", "criterion", "criterion_growth", "training_step", "against_exact_qp", "against_liblinear")
-
-
-def named(row: dict[str, Any]) -> str:
-    """The key of a row: its entries that are not measured."""
-    return ", ".join(str(value) for value in row.values() if not isinstance(value, float) and " to " not in str(value))
-
 
 def measured(folder: Path) -> dict[tuple[str, str, str], float]:
-    """The median of every number over all runs in a folder: (benchmark, row, column) -> median."""
+    """The median of every number over all runs in a folder: (benchmark, row, column) → median."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for file in sorted(folder.rglob("*.json")):
         for row in json.loads(file.read_text())["rows"]:
-            for key, value in row.items():
+            key = ", ".join(str(value) for value in row.values() if not isinstance(value, float))
+            for column, value in row.items():
                 if isinstance(value, float):
-                    found.setdefault((file.stem, named(row), key), []).append(value)
+                    found.setdefault((file.stem, key, column), []).append(value)
     return {key: statistics.median(values) for key, values in found.items()}
 
 
@@ -38,49 +31,44 @@ def compare(before: Path, after: Path) -> list[dict[str, Any]]:
     """A row for each number that is in both folders, with after / before."""
     old, new = measured(before), measured(after)
     return [
-        {
-            **dict(zip(("bench", "of", "what"), key, strict=True)),
-            "before": old[key],
-            "after": new[key],
-            "ratio": new[key] / old[key],
-        }
+        {"bench": bench, "of": row, "what": column, "before": old[key], "after": new[key], "ratio": new[key] / old[key]}
         for key in sorted(old.keys() & new.keys())
+        for bench, row, column in [key]
         if old[key]
     ]
 
 
 def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: list[str]) -> None:
-    """Benchmark ``commit``, in a worktree of its own, and this tree in turn, so that a noisy machine disturbs both."""
+    """Benchmark ``commit``, in a worktree of its own, and this tree in turn, so that a noisy machine disturbs both.
+
+    Both are measured by the benchmarks of this tree: the same questions, whatever that commit asked.
+    """
     out = out.resolve()
     trees = {"before": out / "tree", "after": Path.cwd()}
     subprocess.run(["git", "worktree", "add", "--detach", "--force", trees["before"], commit], check=True)
     try:
+        shutil.rmtree(trees["before"] / "benchmarks", ignore_errors=True)
+        shutil.copytree("benchmarks", trees["before"] / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
         for round in range(rounds):
             for label, tree in trees.items():
                 command = [sys.executable, "-m", "benchmarks", *names, "--out", out / label / str(round), *options]
-                subprocess.run(command, cwd=tree, check=True)
+                subprocess.run(command, cwd=tree, check=True, env={**os.environ, "PYTHONPATH": str(tree)})
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", trees["before"]], check=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"benchmarks; {', '.join(QUICK)} if none is given")
+    parser.add_argument("names", nargs="*", default=["step", "criterion", "training_step"], help="benchmarks")
     parser.add_argument("--against", default="HEAD~1", metavar="COMMIT")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each benchmark")
     parser.add_argument("--threads", default="1", help="torch's threads, as in python -m benchmarks")
     parser.add_argument("--out", type=Path, default=Path("out/compare"))
-    parser.add_argument("--folders", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="existing results")
     args = parser.parse_args()
-    if args.folders is None:
-        options = ["--threads", args.threads, *(["--quick"] if args.quick else [])]
-        run_in_turn(args.against, args.names or list(QUICK), args.rounds, args.out, options)
-        args.folders = args.out / "before", args.out / "after"
-    for folder in args.folders:
-        if not list(folder.rglob("*.json")):
-            parser.error(f"{folder} has no results: run `make bench` there first (python -m benchmarks --out {folder})")
-    print(table(compare(*args.folders)))
+    options = ["--threads", args.threads, *(["--quick"] if args.quick else [])]
+    run_in_turn(args.against, args.names, args.rounds, args.out, options)
+    print(table(compare(args.out / "before", args.out / "after")))
 
 
 if __name__ == "__main__":

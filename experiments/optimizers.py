@@ -7,7 +7,6 @@ ALI-G: Berrada, Zisserman and Kumar, ICML 2020. MoMo: Schaipp et al., ICML 2024.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -120,16 +119,12 @@ def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
     """Ours: every option is passed, so that a run does not depend on the defaults."""
 
     def build(c: Config, loss: nn.Module, model: nn.Module, _: int) -> Optimizer:
-        options: dict[str, Any] = {"lr": c.lr, "momentum": c.momentum, "weight_decay": c.weight_decay}
-        options |= {"memory": c.memory} if c.memory or REMEMBERS else {}
+        options: dict[str, Any] = {"lr": c.lr, "momentum": c.momentum, "memory": c.memory}
         options["metric"] = METRICS[known("metric", c.metric, METRICS)]()
         options["average"] = float(c.average) if c.average else None
-        return ProxOptimizer(loss, solver(), model.parameters(), **options)
+        return ProxOptimizer(loss, solver(), model.parameters(), weight_decay=c.weight_decay, **options)
 
     return Recipe(name, build, proximal=True, **recipe)
-
-
-REMEMBERS = "memory" in inspect.signature(ProxOptimizer).parameters
 
 
 def peer(

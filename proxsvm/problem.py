@@ -1,4 +1,4 @@
-"""The proximal problem of one step, and its dual. The formulas of the toolkit live here, and on scalars in ``climbed``.
+"""The proximal problem of one step, and its dual: every formula of the toolkit, once, on 0-dim tensors.
 
 In the displacement d = w − w_t, with u the scores, J their Jacobian, H = M/η the metric, r = decay · M w_t and sample
 weights p_i (1/n):
@@ -7,31 +7,245 @@ weights p_i (1/n):
     D(delta, lam) = lam − ½ ‖r + delta‖²,    delta = Σ_i p_i J_iᵀ s_i,    lam = Σ_i p_i (⟨s_i, u_i⟩ + c_i)
     d             = −H⁻¹ (r + delta)
 
-with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩. It belongs to the :class:`~proxsvm.metrics._geometry.Geometry`,
-the only part that knows η.
+with the inner product of the dual, ⟨a, b⟩ = ⟨a, H⁻¹ b⟩, which belongs to the :class:`~proxsvm.geometry.Geometry`.
+
+There are two kinds: :class:`ProxProblem` has the graph (or the features), and can be solved to any accuracy;
+:class:`GradientProblem` has the gradients that a backward pass left, and one direction.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.scalars import climbed
-from proxsvm._numbers import Number, minus, plus, times, to_tensor, zero_like
+from proxsvm.geometry import Geometry, Group, Number, Params, Products, by_hand
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
-from proxsvm.metrics._geometry import Geometry
-from proxsvm.metrics._groups import Group, Params, by_hand
 from proxsvm.metrics.base import Metric
-from proxsvm.point import DualPoint, Scaled
+from proxsvm.point import Combination, DualPoint
 
 
-class ProxProblem:
+def best_gamma(ascent: Tensor, curvature: Tensor) -> Tensor:
+    """argmax over γ in [0, 1] of γ a − γ² c / 2; where c = 0 the function is linear and its better end is returned.
+
+    >>> best_gamma(torch.tensor(1.0), torch.tensor(4.0)), best_gamma(torch.tensor(-1.0), torch.tensor(0.0))
+    (tensor(0.2500), tensor(0.))
+    """
+    return (ascent / curvature.clamp(min=torch.finfo(curvature.dtype).tiny)).clamp(0, 1)
+
+
+class Problem(ABC):
+    """What both kinds of problems share: the dual along a segment, and the value of a point."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters w_t, in the order of every delta."""
+        return self.geometry.params
+
+    @property
+    def groups(self) -> list[Group]:
+        """Which parameters share η, weight decay and a metric."""
+        return self.geometry.groups
+
+    @property
+    @abstractmethod
+    def floor(self) -> Tensor:
+        """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
+
+    @abstractmethod
+    def first(self) -> DualPoint:
+        """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
+
+    def start(self) -> DualPoint:
+        """delta = 0, lam = f, and D = f − ½‖r‖²: where a loss is at least f, (0, f) is a plane below it."""
+        floor = self.floor
+        zero = torch.zeros_like(floor)
+        return DualPoint(Combination((zero, self.params)), floor, zero, 0, dual=floor + self._dual_of_zero)
+
+    @property
+    def _dual_of_zero(self) -> Tensor:
+        """D(0, 0) = −½‖r‖²."""
+        return self.geometry.r_squared() * -0.5
+
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+        """⟨r + delta, x⟩ and ‖x‖² with x = delta_s − delta, from ``point`` to ``toward``."""
+        space, change = self.geometry, toward.delta
+        if point.steps == 0:  # delta = 0
+            return space.inner_r(change), space.inner(change, change)
+        change = [b - a for a, b in zip(point.delta, toward.delta, strict=True)]
+        return space.inner_r(change) + space.inner(point.delta, change), space.inner(change, change)
+
+    def line_search(self, point: DualPoint, toward: DualPoint) -> Tensor:
+        """The γ in [0, 1] with the largest dual on the segment from ``point`` to ``toward``.
+
+        γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩) / ‖delta_s − delta‖² ]
+        """
+        cost, curvature = self._segment(point, toward)
+        return best_gamma(toward.lam - point.lam - cost, curvature)
+
+    def move(self, point: DualPoint, toward: DualPoint) -> DualPoint:
+        """The best point of the segment from ``point`` to ``toward``."""
+        before = self.dual(point) if point.dual is None else point.dual
+        cost, curvature = self._segment(point, toward)
+        rise = toward.lam - point.lam
+        ascent = rise - cost
+        gamma = best_gamma(ascent, curvature)
+        delta: Sequence[Tensor] = Combination((gamma, toward.delta))
+        if point.steps:
+            delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
+        mass = point.gamma + gamma * (toward.gamma - point.gamma) if point.steps else gamma * toward.gamma
+        dual = torch.addcmul(before, gamma, torch.addcmul(ascent, gamma, curvature, value=-0.5))
+        return DualPoint(delta, torch.addcmul(point.lam, gamma, rise), mass, point.steps + 1, dual=dual)
+
+    def displacement(self, point: DualPoint) -> list[Tensor]:
+        """d = −H⁻¹ (r + delta), one tensor per parameter."""
+        return self.geometry.displacement(point.delta)
+
+    def dual(self, point: DualPoint) -> Tensor:
+        """D(delta, lam) = lam − ½ ‖r + delta‖²."""
+        q = self.geometry.r_plus(point.delta)
+        return point.lam - self.geometry.inner(q, q) / 2
+
+    def factor(self, point: DualPoint) -> Tensor | None:
+        """c of a point whose delta is c times that of a :class:`GradientProblem`'s first vertex; None for any other."""
+        return None
+
+    def past_after(self, point: DualPoint) -> Tensor | None:
+        """h after a step to ``point``; None without memory."""
+        return None
+
+    # Where the samples are spread over ranks, a subclass overrides these.
+
+    on_ranks = False
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The average over ranks of a value; here there is one rank."""
+        return value
+
+    def check(self, point: DualPoint, solver: object) -> None:  # noqa: B027 (one rank agrees with itself)
+        """Raise an error if the ranks do not agree on a solver's ``point``."""
+
+
+class Past(NamedTuple):
+    """The last batches, each linearised where it was seen, as one plane: one more sample, with the weight μ².
+
+        q ← μ q + (1 − μ) g          h ← μ (h + ⟨q, d⟩) + (1 − μ) (value + ⟨g, d⟩)
+
+    q is kept with the parameters (:class:`~proxsvm.geometry.Kept`), h is its value at w_t. Both are 0 at first.
+    """
+
+    mu: float
+    h: Tensor
+
+    def after(self, value: Tensor, q_d: Tensor, g_d: Tensor) -> Tensor:
+        """h after a step d, from the value of the batch, ⟨q, d⟩ and ⟨g, d⟩."""
+        return self.mu * (self.h + q_d) + (1 - self.mu) * (value + g_d)
+
+
+class GradientProblem(Problem):
+    """The problem of a value and its gradients, after ``backward()``: one direction and no graph.
+
+    The gradients g may be longer than ``max_norm``: with c = min(1, max_norm / ‖g‖) the start and the first vertex are
+
+        delta = 0,    lam = f,    and    delta_s = c g,    lam_s = f + c (value − f),
+
+    with mass c: a convex combination of the gradient's own vertex and the start, so a feasible dual point. With a past
+    they have the weight 1 − μ², and the vertex is (1 − μ²) delta_s + μ² q, (1 − μ²) lam_s + μ² h.
+
+    Args:
+        geometry: that of the parameters which have a gradient.
+        gradients: S · g, one tensor per parameter.
+        value: the loss value that they belong to, without S.
+        floor: the loss's lower bound f; 0 if None.
+        scale: S, the loss scale that the gradients still carry; 1 if None.
+        max_norm: the largest ‖g‖ that a step uses.
+        past: the memory.
+
+    >>> w = torch.tensor([3.0])
+    >>> space = Geometry([w], [Group(eta=0.5, decay=0.0, at=range(1))])
+    >>> problem = GradientProblem(space, [torch.tensor([2.0])], torch.tensor(6.0))
+    >>> point = problem.move(problem.start(), problem.first())     # γ = clip(6 / (η·4)) = 1
+    >>> problem.displacement(point), problem.dual(point)
+    ([tensor([-1.])], tensor(5.))
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        gradients: Sequence[Tensor],
+        value: Tensor,
+        floor: Tensor | None = None,
+        *,
+        scale: Tensor | None = None,
+        max_norm: float | None = None,
+        past: Past | None = None,
+    ) -> None:
+        super().__init__(geometry)
+        one = torch.ones_like(value)
+        c, factor = one, None if scale is None else 1 / scale
+        if max_norm is not None:
+            norm = geometry.squared_length(gradients).sqrt() * (1.0 if factor is None else factor)
+            c = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))
+            factor = c if factor is None else c * factor
+        geometry.observe(gradients, factor)
+        floor = torch.zeros_like(value) if floor is None else floor
+        self._past, self._floor = past, floor
+        self._plane = value if max_norm is None else floor + c * (value - floor)
+        lam, delta = self._plane, Combination((one if factor is None else factor, gradients))
+        old = 0.0
+        if past is not None:
+            old = past.mu**2
+            lam, self._floor = (1 - old) * lam + old * past.h, (1 - old) * floor
+            delta = Combination((1 - old, delta), (old, geometry.past))
+        self.products: Products = geometry.first(1 - old, old)
+        self._first = DualPoint(delta, lam, c, 1)
+
+    @property
+    def floor(self) -> Tensor:
+        """The declared lower bound."""
+        return self._floor
+
+    def first(self) -> DualPoint:
+        """The vertex of the gradients."""
+        return self._first
+
+    @property
+    def _dual_of_zero(self) -> Tensor:
+        return self.products.r_r * -0.5
+
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+        if point.steps == 0 and toward is self._first:
+            return self.products.r_x, self.products.x_x
+        return super()._segment(point, toward)
+
+    def factor(self, point: DualPoint) -> Tensor | None:
+        """c of a point whose delta is c times that of the first vertex; None for any other."""
+        delta = point.delta
+        found = delta.multiple_of(self._first.delta) if isinstance(delta, Combination) else None
+        return None if found is None else torch.as_tensor(found)
+
+    def past_after(self, point: DualPoint) -> Tensor | None:
+        """h after the step d = −H⁻¹ (r + c · delta_s)."""
+        if self._past is None:
+            return None
+        c, mu, found = self.factor(point), self._past.mu, self.products
+        if c is None:
+            raise TypeError("with memory, a solver that needs no graph must return a multiple of problem.first()")
+        q_d, x_d = -(found.q_r + c * found.q_x), -(found.r_x + c * found.x_x)
+        g_d = (x_d - mu**2 * q_d) / (1 - mu**2)
+        return self._past.after(self._plane, q_d, g_d)
+
+
+class ProxProblem(Problem):
     """The proximal problem at w_t. Create it with :meth:`from_scores` or ``optimizer.problem(value)``.
 
     >>> from proxsvm.losses import L1Regression
@@ -45,43 +259,13 @@ class ProxProblem:
     ([tensor([-1.])], tensor(5.), tensor(0.))
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        origin: Origin | None = None,
-        linearization: LinearMap | None = None,
-        first: DualPoint | None = None,
-        floor: Number | None = None,
-    ) -> None:
-        if origin is not None:
-            origin.check()
-        self.geometry = geometry
-        self._origin, self._linearization, self._first, self._floor = origin, linearization, first, floor
+    def __init__(self, geometry: Geometry, origin: Origin, linearization: LinearMap) -> None:
+        origin.check()
+        super().__init__(geometry)
+        self.origin, self.linearization = origin, linearization
+        self._floor: Tensor | None = None
+        self._first: DualPoint | None = None
         self._at_start: Atom | None = None  # an atom that was found at the scores u, and knows its value there
-
-    @property
-    def params(self) -> list[Tensor]:
-        """The parameters w_t, in the order of every delta."""
-        return self.geometry.params
-
-    @property
-    def groups(self) -> list[Group]:
-        """Which parameters share η, weight decay and a metric."""
-        return self.geometry.groups
-
-    @property
-    def origin(self) -> Origin:
-        """The loss, the scores, the target and the sample weights p."""
-        if self._origin is None:
-            raise RuntimeError(_GRAPH_IS_GONE)
-        return self._origin
-
-    @property
-    def linearization(self) -> LinearMap:
-        """The map J and its transpose."""
-        if self._linearization is None:
-            raise RuntimeError(_GRAPH_IS_GONE)
-        return self._linearization
 
     # Ways to create one.
 
@@ -127,18 +311,19 @@ class ProxProblem:
         metric: Metric | None = None,
     ) -> ProxProblem:
         """The problem of a loss value, from the ``origin`` that the value carries."""
-        return cls.of(origin, Geometry(*by_hand(params, lr, weight_decay, metric)))
+        return cls.of(origin, Geometry(*by_hand(params, lr, weight_decay, metric))).observe()
 
     @classmethod
     def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
-        """The same in an existing geometry."""
-        return cls(geometry, origin, Linearization(origin.scores, geometry.params)).observe()
+        """The same in an existing geometry, which has yet to :meth:`observe` the first direction."""
+        return cls(geometry, origin, Linearization(origin.scores, geometry.params))
 
     def observe(self) -> ProxProblem:
         """Pass the first direction to metrics that learn from it: once, before the problem is used."""
         if self.geometry.observes:
-            self._first = self.first()
-            self.geometry.observe(self._first.delta)
+            self.geometry.observe(self.first().delta)
+            if any(group.auto for group in self.groups):
+                self.geometry.first()
         return self
 
     @classmethod
@@ -177,17 +362,6 @@ class ProxProblem:
         origin, line = linear(loss, features, target, weight, sample_weight)
         return cls(Geometry(*by_hand(line.params, lr, weight_decay, metric)), origin, line).observe()
 
-    # Where the samples are spread over ranks, a subclass overrides these.
-
-    on_ranks = False
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The average over ranks of a value; here there is one rank."""
-        return value
-
-    def check(self, point: DualPoint, solver: object) -> None:
-        """Raise an error if the ranks do not agree on a solver's ``point``."""
-
     def expect(self, b: Tensor) -> Tensor:
         """Σ_i p_i b_i, the mean of one scalar per sample. Every sum over samples is computed here."""
         return self.mean(torch.dot(self.origin.coefficients, b))
@@ -195,28 +369,20 @@ class ProxProblem:
     # Vertices: what a solver moves towards.
 
     @property
-    def floor(self) -> Number:
+    def floor(self) -> Tensor:
         """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
         if self._floor is None:
-            known = None if self._origin is None else self._origin.lower_bounds()
-            like: Number = 0.0  # after backward() the start is not evaluated
-            if self._first is None or self._first.products is None:
-                like = self.origin.coefficients[0] if self._first is None else self._first.lam
-            self._floor = zero_like(like) if known is None else self.expect(known)
+            known, p = self.origin.lower_bounds(), self.origin.coefficients
+            self._floor = p.new_zeros(()) if known is None else self.expect(known)
         return self._floor
-
-    def start(self) -> DualPoint:
-        """delta = 0, lam = f, and D = f − ½‖r‖²: where a loss is at least f, (0, f) is a plane below it."""
-        floor, zero = self.floor, zero_like(self.floor)
-        return DualPoint(Scaled(zero, self.params), floor, zero, 0, dual=plus(floor, self._dual_of_zero))
 
     def first(self) -> DualPoint:
         """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
-        if self._first is not None:
-            return self._first
-        origin, atom = self.origin, self.origin.atom
-        self._at_start = origin.loss.direction(detached(origin.scores), origin.target) if atom is None else atom
-        return self.vertex(self._at_start)
+        if self._first is None:
+            origin, atom = self.origin, self.origin.atom
+            self._at_start = origin.loss.direction(detached(origin.scores), origin.target) if atom is None else atom
+            self._first = self.vertex(self._at_start)
+        return self._first
 
     def vertex(self, atom: Atom, reuse: bool = False) -> DualPoint:
         """An atom for each sample, as a dual point: delta = Σ p_i J_iᵀ s_i, lam = Σ p_i (⟨s_i, u_i⟩ + c_i).
@@ -254,51 +420,14 @@ class ProxProblem:
         atom, gap = self.best_atom(point)
         return self.vertex(atom), gap
 
-    # The dual along a segment.
-
-    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Number, Number]:
-        """⟨r + delta, x⟩ and ‖x‖² with x = delta_s − delta, from ``point`` to ``toward``."""
-        space = self.geometry
-        if point.steps == 0:  # delta = 0: no copy of the direction
-            known = toward.products or space.products(toward.delta)
-            return known.r_delta, known.delta_delta
-        change = [b - a for a, b in zip(point.delta, toward.delta, strict=True)]
-        return space.inner_r(change) + space.inner(point.delta, change), space.inner(change, change)
-
-    def line_search(self, point: DualPoint, toward: DualPoint) -> Number:
-        """The γ in [0, 1] with the largest dual on the segment from ``point`` to ``toward``.
-
-        γ = clip₀₁[ (lam_s − lam − ⟨r + delta, delta_s − delta⟩) / ‖delta_s − delta‖² ]
-        """
-        return climbed(0.0, point.lam, toward.lam, *self._segment(point, toward))[0]
-
-    def move(self, point: DualPoint, toward: DualPoint) -> DualPoint:
-        """The best point of the segment from ``point`` to ``toward``."""
-        before = self.dual(point) if point.dual is None else point.dual
-        gamma, dual, lam = climbed(before, point.lam, toward.lam, *self._segment(point, toward))
-        delta: Sequence[Tensor] = Scaled(gamma, toward.delta)
-        if point.steps:
-            delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
-        mass = plus(point.gamma, times(gamma, minus(toward.gamma, point.gamma)))
-        return DualPoint(delta, lam, mass, point.steps + 1, dual=dual)
-
     # The value of a point.
 
-    def displacement(self, point: DualPoint) -> list[Tensor]:
-        """d = −H⁻¹ (r + delta), one tensor per parameter."""
-        return self.geometry.displacement(point.delta)
-
-    def primal(self, point: DualPoint) -> Number:
+    def primal(self, point: DualPoint) -> Tensor:
         """P(d) at the point's displacement, where ½⟨d, H d⟩ = ½‖r + delta‖² and ⟨r, d⟩ = −⟨r, r + delta⟩."""
         q = self.geometry.r_plus(point.delta)
         return self._linearised_loss(point) + self.geometry.inner(q, q) / 2 - self.geometry.inner_r(q)
 
-    def dual(self, point: DualPoint) -> Number:
-        """D(delta, lam) = lam − ½ ‖r + delta‖²."""
-        q = self.geometry.r_plus(point.delta)
-        return point.lam - self.geometry.inner(q, q) / 2
-
-    def gap(self, point: DualPoint) -> Number:
+    def gap(self, point: DualPoint) -> Tensor:
         """P − D ≥ 0: a bound on how far the point is from the exact solution."""
         return self._linearised_loss(point) - self._spent(point)
 
@@ -306,23 +435,16 @@ class ProxProblem:
         """(P − D) / (P − D₀) in [0, 1], D₀ the dual of the start: 1 at the start, 0 at the solution."""
         return self.relative(self.gap(point), point)
 
-    def relative(self, gap: Number, point: DualPoint) -> Tensor:
+    def relative(self, gap: Tensor, point: DualPoint) -> Tensor:
         """A certified ``gap`` of ``point`` as a fraction of P − D₀."""
         dual = self.dual(point) if point.dual is None else point.dual
-        part = to_tensor(gap, torch.empty(()) if not isinstance(dual, Tensor) else dual)
-        return torch.where(part > 0, part / (part + dual - self._dual_of_zero - self.floor), torch.zeros_like(part))
-
-    @property
-    def _dual_of_zero(self) -> Number:
-        """D(0, 0) = −½‖r‖²."""
-        known = None if self._first is None else self._first.products
-        return self.geometry.r_squared() * -0.5 if known is None else known.start
+        return torch.where(gap > 0, gap / (gap + dual - self._dual_of_zero - self.floor), torch.zeros_like(gap))
 
     def _linearised_loss(self, point: DualPoint) -> Tensor:
         v = self.linearised_scores(point)
         return self.expect(self.origin.loss.oracle(v, self.origin.target).value_at(v))
 
-    def _spent(self, point: DualPoint) -> Number:
+    def _spent(self, point: DualPoint) -> Tensor:
         """lam − ⟨delta, r + delta⟩: the value of the point's own atoms at its linearised scores."""
         delta, space = point.delta, self.geometry
         return point.lam if point.steps == 0 else point.lam - space.inner(delta, delta) - space.inner_r(delta)
@@ -338,9 +460,3 @@ class ProxProblem:
     def _is_start(self, point: DualPoint) -> bool:
         """Whether d = 0."""
         return point.steps == 0 and not any(g.decay for g in self.groups)
-
-
-_GRAPH_IS_GONE = (
-    "this problem was made after backward(), which leaves one direction and no graph: a solver that needs more takes "
-    "its step with a closure that only evaluates the loss, optimizer.step(lambda: criterion(model(x), y))"
-)

@@ -133,7 +133,7 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     >>> check_loss(L1Regression(), torch.randn(4, 2), torch.randn(4, 2))
     """
     scores, target = loss.prepare(scores, target)
-    scores = detached(scores)
+    scores = detached(loss.expand(scores, target))
     points = [scores] + [
         like(scores, tuple(u + torch.randn_like(u) * 2.0 ** (t % 5 - 1) for u in parts(scores))) for t in range(trials)
     ]

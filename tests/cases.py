@@ -38,7 +38,7 @@ from proxsvm.losses import (
     TreeHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.metrics import Diagonal, Euclidean, Metric
+from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
@@ -81,17 +81,17 @@ class BinaryHinge(PiecewiseLinearLoss):
         return Atom(-target.to(scores) * active, active.sum(1))
 
 
-class Coupled(Metric):
+class Coupled(FixedMetric):
     """A user's metric, not diagonal: M = 1 + 3A with A the mean over a parameter; M⁻¹ = 1 − ¾A, M^(−½) = 1 − ½A."""
 
-    def solve(self, cell: Any, x: Any) -> list[Tensor]:
+    def solve(self, x: Any) -> list[Tensor]:
         return [y - 0.75 * y.mean() for y in x]
 
-    def times(self, cell: Any, x: Any) -> list[Tensor]:
-        return [y.detach() + 3 * y.detach().mean() for y in x]
+    def times(self, x: Any) -> list[Tensor]:
+        return [y + 3 * y.mean() for y in x]
 
-    def root(self, cell: Any, rows: Tensor) -> Tensor:
-        pieces = torch.split(rows, [w.numel() for w in cell.w], 1)
+    def root(self, rows: Tensor, shapes: Any) -> Tensor:
+        pieces = torch.split(rows, [shape.numel() for shape in shapes], 1)
         return torch.cat([piece - 0.5 * piece.mean(1, keepdim=True) for piece in pieces], 1)
 
 
@@ -282,6 +282,12 @@ def setting(loss: LossCase, model: ModelCase, n: int = 5, seed: int = 0) -> Sett
     torch.manual_seed(seed)
     network = model.build().train()
     return Setting(loss.loss(), network, model.inputs(n), loss.target(n), loss.scores)
+
+
+def expanded(loss: ConvexLoss, scores: Any, target: Any) -> tuple[Any, Any]:
+    """Scores and target in the form that oracles and hulls take."""
+    scores, target = loss.prepare(scores, target)
+    return loss.expand(scores, target), target
 
 
 def chunks(target: Any, k: int) -> list[Any]:

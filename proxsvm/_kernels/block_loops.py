@@ -1,5 +1,4 @@
-"""The inner loops of BlockFW: run by the interpreter as they are, or compiled together with ``row_loops.py`` by
-:func:`proxsvm._kernels.jit.compiled`.
+"""The inner loops of :class:`~proxsvm.solvers.BlockFW`. All stand in one module, so that numba's cache is right.
 
 Each block is one sample i, with its scores v_i at the current dual point. Moving s_i by ``ds`` moves v_i by −H ds,
 with H = p_i J_i H⁻¹ J_iᵀ (the metric's H), and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H. On features
@@ -11,18 +10,137 @@ their count and the sum of all gains. Gains are multiplied by ``step``.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from proxsvm._kernels.row_arrays import add, dot, row_scores, row_update, squared_norms, three_scores, three_update
+from proxsvm._kernels.jit import njit
 from proxsvm._kernels.tensors import Array
 
-__all__ = ["atom_sweep", "box_sweep", "gram_sweep", "simplex_gains", "simplex_sweep", "squared_norms", "three_sweep"]
+
+class LinearModel(NamedTuple):
+    """What a block step moves, W = w_t + d, and what it reads: a step of s_i by ds moves W by −step_i ds x_iᵀ.
+
+    ``W``: [M, F]; ``step``: p_i times the scalar of H⁻¹, and ``h``: step_i ‖x_i‖², the curvature of each block, [n].
+    Dense features are ``data``, ``[n, F]``; sparse ones are CSR, where data has one dimension, and their W is stored
+    feature by feature, so that the classes of a feature are contiguous.
+    """
+
+    W: Array
+    step: Array
+    h: Array
+    data: Array
+    indices: Array
+    starts: Array
+
+
+# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size.
+
+
+@njit
+def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    """z_j = ⟨W_k, x_i⟩."""
+    if data.ndim == 1:  # numba resolves this at compile time
+        sparse_scores(W, ks, size, z, i, data, indices, starts)
+        return
+    x = data[i]
+    for j in range(size):
+        w = W[ks[j]]
+        total = w.dtype.type(0)
+        for f in range(x.shape[0]):
+            total += w[f] * x[f]
+        z[j] = total
+
+
+@njit
+def row_update(
+    W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    """W_k += g_j x_i; ``buffer`` has one entry per class."""
+    if data.ndim == 1:
+        sparse_update(W, ks, size, g, buffer, i, data, indices, starts)
+        return
+    x = data[i]
+    for j in range(size):
+        w = W[ks[j]]
+        scale = w.dtype.type(g[j])
+        for f in range(x.shape[0]):
+            w[f] += scale * x[f]
+
+
+# A loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
+# classes stay in registers.
+
+
+@njit
+def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
+    """z_j = ⟨W_k, x_i⟩."""
+    begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
+    if size > 4 and 8 * size >= W.shape[0]:
+        z[:] = 0.0
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            for k in range(W.shape[0]):
+                z[k] += W[k, f] * x
+        for j in range(size):  # ks ascends, so nothing is overwritten before it is read
+            z[j] = z[ks[j]]
+        return
+    for j in range(0, size, 4):
+        k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
+        a = b = c = d = zero
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            a += W[k, f] * x
+            b += W[l, f] * x
+            c += W[m, f] * x
+            d += W[n, f] * x
+        z[min(j + 3, last)] = d
+        z[min(j + 2, last)] = c
+        z[min(j + 1, last)] = b
+        z[j] = a
+
+
+@njit
+def sparse_update(
+    W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
+) -> None:
+    """W_k += g_j x_i; ``buffer`` has one entry per class."""
+    begin, end = starts[i], starts[i + 1]
+    if size > 2 and 8 * size >= W.shape[0]:
+        buffer[:] = 0.0
+        for j in range(size):
+            buffer[ks[j]] = g[j]
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            for k in range(W.shape[0]):
+                W[k, f] += buffer[k] * x
+        return
+    for j in range(0, size - 1, 2):
+        k, l, a, b = ks[j], ks[j + 1], W.dtype.type(g[j]), W.dtype.type(g[j + 1])
+        for at in range(begin, end):
+            f, x = indices[at], data[at]
+            W[k, f] += a * x
+            W[l, f] += b * x
+    if size % 2 == 1:
+        k, a = ks[size - 1], W.dtype.type(g[size - 1])
+        for at in range(begin, end):
+            W[k, indices[at]] += a * data[at]
+
+
+@njit
+def sparse_products(W: Array, v: Array, data: Array, indices: Array, starts: Array) -> None:
+    """v = X Wᵀ, ``[n, K]``."""
+    K = W.shape[0]
+    everyone = np.arange(K)
+    for i in range(v.shape[0]):
+        sparse_scores(W, everyone, K, v[i], i, data, indices, starts)
+
 
 # The simplex. s is stored, not α = s + e_y: where h is large, s is small, and an α near 1 would lose its digits.
 
 
+@njit
 def project(z: Array, size: int, own: int) -> None:
     """Replace the first ``size`` entries of z by the nearest s = α − e_own with α in the simplex.
 
@@ -30,7 +148,7 @@ def project(z: Array, size: int, own: int) -> None:
     some other class has s = −1, and Σs = 1. Starting at θ = max(z) − 1, entries below their floor are dropped until
     none is left. The sums are branch-free: branches would be mispredicted.
 
-    Written for one row and a compiler; ``project_on_simplex`` in the hulls takes a batch of rows on any device.
+    Of one row; ``project_on_simplex`` in the hulls takes a batch of rows on any device.
     """
     if size == 2:  # the most common case
         if own >= 0:
@@ -68,12 +186,11 @@ def project(z: Array, size: int, own: int) -> None:
         z[own] = max(mine - theta, -1.0)
 
 
-def simplex_gains(
-    v: Array, target: Array, cost: Array, s: Array, live: Array, lives: Array, gain: Array, worth: Array
-) -> None:
+@njit
+def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain: Array, worth: Array) -> None:
     """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its classes
     are ``live``: those with α > 0, and those worth no less than the least of these."""
-    n, K = v.shape
+    (n, K), (target, cost) = v.shape, hull
     for i in range(n):
         y = target[i]
         most, least, moved, c = -np.inf, np.inf, 0.0, cost[i, y]
@@ -95,23 +212,13 @@ def simplex_gains(
         lives[i] = count
 
 
+@njit
 def simplex_sweep(
-    order: Array,
-    least: float,
-    step: Array,
-    h: Array,
-    target: Array,
-    cost: Array,
-    s: Array,
-    live: Array,
-    lives: Array,
-    W: Array,
-    data: Array,
-    indices: Array,
-    starts: Array,
-) -> Any:
-    """The exact block step of the simplex, α ← Π(α + (v + cost)/h), on each sample's live classes. A class left at its
-    floor is no longer live until the next evaluation."""
+    order: Array, least: float, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array
+) -> tuple[int, float]:
+    """The exact block step of the simplex ``hull``, target and cost: α ← Π(α + (v + cost)/h) on each sample's live
+    classes. A class left at its floor is no longer live until the next evaluation."""
+    (W, step, h, data, indices, starts), (target, cost) = model, hull
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
     front, total = 0, 0.0
@@ -153,64 +260,10 @@ def simplex_sweep(
     return front, total
 
 
-def three_sweep(
-    order: Array,
-    least: float,
-    step: Array,
-    h: Array,
-    target: Array,
-    cost: Array,
-    s: Array,
-    W: Array,
-    data: Array,
-    indices: Array,
-    starts: Array,
-) -> Any:
-    """``simplex_sweep`` for three classes on sparse rows: all in registers, with no class left out.
-
-    θ is the largest of those given by the seven possible supports.
-    """
-    front, total = 0, 0.0
-    for t in range(order.shape[0]):
-        i = order[t]
-        a, b, c, y = s[i, 0], s[i, 1], s[i, 2], target[i]
-        e, f, g = 1.0 if y == 0 else 0.0, 1.0 if y == 1 else 0.0, 1.0 if y == 2 else 0.0
-        u, v, w = three_scores(W, i, data, indices, starts)
-        u, v, w = u + cost[i, 0], v + cost[i, 1], w + cost[i, 2]
-        most = max(u, max(v, w))
-        gain = (max(most - (e * u + f * v + g * w), 0.0) - (a * u + b * v + c * w)) * step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-        over_h = 1.0 / h[i]
-        u, v, w = a + (u - most) * over_h, b + (v - most) * over_h, c + (w - most) * over_h
-        one = max(u if y == 0 else u - 1.0, max(v if y == 1 else v - 1.0, w if y == 2 else w - 1.0))
-        two = max(u + v - g, max(u + w - f, v + w - e)) / 2.0
-        theta = max(one, max(two, (u + v + w) / 3.0))
-        u, v, w = max(u - theta, -e), max(v - theta, -f), max(w - theta, -g)
-        if u != a or v != b or w != c:
-            s[i, 0], s[i, 1], s[i, 2] = u, v, w
-            three_update(W, step[i] * (a - u), step[i] * (b - v), step[i] * (c - w), i, data, indices, starts)
-    return front, total
-
-
-def box_sweep(
-    order: Array,
-    least: float,
-    step: Array,
-    h: Array,
-    low: Array,
-    high: Array,
-    center: Array,
-    band: float,
-    s: Array,
-    W: Array,
-    data: Array,
-    indices: Array,
-    starts: Array,
-) -> Any:
-    """The exact coordinate step of the box."""
+@njit
+def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> tuple[int, float]:
+    """The exact coordinate step of the box ``hull``: low, high, center and band."""
+    (W, step, h, data, indices, starts), (low, high, center, band) = model, hull
     M = W.shape[0]
     everyone = np.arange(M)
     z, g, moving, buffer = np.empty(M), np.empty(M), np.empty(M, np.int64), np.empty(M)
@@ -240,9 +293,147 @@ def box_sweep(
     return front, total
 
 
+# The simplex under the entropy. With s = m α − q and g = h m, a block's dual divided by m is, up to a constant,
+#
+#     ⟨α, v⟩ + entropy(α) − (g/2) ‖α − α₀‖²       so that       g α + log α = v + g α₀ − θ,    Σ_k α_k = 1
+
+NEAR_SOFTMAX = 10.0  # up to this g, Newton's method converges from the softmax in a few steps
+
+
+@njit
+def wright_omega(z: float) -> float:
+    """The x > 0 with x + log x = z, by Newton's method; from the second step on it rises to x: log is concave.
+
+    >>> wright_omega(1.0)
+    1.0
+    """
+    if z < -40.0:
+        return math.exp(z)  # x is below the rounding error of log x
+    x = z if z > 1.0 else math.exp(min(z, 0.0))
+    for _ in range(20):
+        before = x
+        x = x * (1.0 + z - math.log(x)) / (1.0 + x)
+        if abs(x - before) <= 1e-15 * x:
+            break
+    return x
+
+
+@njit
+def entropy_point(b: Array, g: float, alpha: Array) -> None:
+    """Set ``alpha`` to the α with g α + log α = b − θ and Σα = 1, for any g.
+
+    α is ω(b − θ + log g)/g, convex and decreasing in θ. Newton's method rises to θ from max(b) − g, where the largest α
+    alone is 1.
+    """
+    K, log_g = b.shape[0], math.log(g)
+    theta = b.max() - g
+    for _ in range(100):
+        total, slope = 0.0, 0.0
+        for k in range(K):
+            x = wright_omega(b[k] - theta + log_g)
+            alpha[k] = x / g
+            total += x / g
+            slope += x / g / (1.0 + x)
+        rise = (total - 1.0) / slope
+        if rise <= 1e-14 * (1.0 + abs(theta)):
+            break
+        theta += rise
+    alpha /= total
+
+
+@njit
+def log_softmax(v: Array, logs: Array, alpha: Array) -> None:
+    """Set ``alpha`` to softmax(v), and ``logs`` to its logarithm."""
+    largest, mass = v.max(), 0.0
+    for k in range(v.shape[0]):
+        alpha[k] = math.exp(v[k] - largest)
+        mass += alpha[k]
+    logs[:] = v - (largest + math.log(mass))
+    alpha /= mass
+
+
+@njit
+def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
+    """The same for g ≤ NEAR_SOFTMAX, from α = softmax(b − g α₀) and its ``logs``: Newton's method in log α and θ.
+
+    The steps shrink quadratically: a last one of 1e-4 leaves a relative error of 1e-8.
+    """
+    K = b.shape[0]
+    for _ in range(30):
+        total, weight, force = 0.0, 0.0, 0.0
+        for k in range(K):
+            share = alpha[k] / (1.0 + g * alpha[k])
+            total += alpha[k]
+            weight += share
+            force += share * (b[k] - g * alpha[k] - logs[k])
+        theta = (force + total - 1.0) / weight
+        longest = 0.0
+        for k in range(K):
+            change = (b[k] - g * alpha[k] - logs[k] - theta) / (1.0 + g * alpha[k])
+            logs[k] += change
+            alpha[k] = math.exp(logs[k])
+            longest = max(longest, abs(change))
+        if longest <= 1e-4:
+            break
+    alpha /= alpha.sum()
+
+
+@njit
+def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, alpha: Array) -> tuple[int, float]:
+    """The exact block step of the simplex under the entropy."""
+    W, step, h, data, indices, starts = model
+    K = W.shape[0]
+    everyone = np.arange(K)
+    v, new, logs, buffer = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
+    front, total = 0, 0.0
+    for t in range(order.shape[0]):
+        i = order[t]
+        m, g, gain = mass[i], h[i] * mass[i], 0.0
+        if g <= 0.0:
+            continue
+        row_scores(W, everyone, K, v, i, data, indices, starts)
+        log_softmax(v, logs, new)
+        for k in range(K):
+            if alpha[i, k] > 0.0:  # α's atom is worth Σ α (log α − log softmax) less than the best one, the softmax
+                gain += alpha[i, k] * (math.log(alpha[i, k]) - logs[k])
+            v[k] += g * alpha[i, k]
+        if g <= NEAR_SOFTMAX:
+            entropy_point_near(v, g, logs, new)
+        else:
+            entropy_point(v, g, new)
+        for k in range(K):
+            v[k] = -step[i] * m * (new[k] - alpha[i, k])
+            alpha[i, k] = new[k]
+        row_update(W, everyone, K, v, buffer, i, data, indices, starts)
+        gain *= m * step[i]
+        total += gain
+        if gain > least:
+            order[front] = i
+            front += 1
+    return front, total
+
+
 # Any hull, through the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].
 
 
+@njit
+def dot(a: Array, b: Array) -> Any:
+    """⟨a, b⟩."""
+    total = a.dtype.type(0)
+    for f in range(a.shape[0]):
+        total += a[f] * b[f]
+    return total
+
+
+@njit
+def add(w: Array, scale: Any, x: Array) -> None:
+    """w += scale · x."""
+    factor = w.dtype.type(scale)
+    for f in range(w.shape[0]):
+        w[f] += factor * x[f]
+
+
+@njit
 def pairwise(
     H: Array, A: Array, c: Array, a: Array, count: int, v: Array, ds: Array, d: Array, Hd: Array, rounds: int
 ) -> None:
@@ -276,6 +467,7 @@ def pairwise(
         add(ds, gamma, d)
 
 
+@njit
 def gram_sweep(
     order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, v: Array
 ) -> None:
@@ -290,29 +482,17 @@ def gram_sweep(
         at = i * M
         v_i[:] = v[at : at + M]
         for j in range(M):
-            H[j] = 0.0
-            add(H[j], p[i], G[at + j, at : at + M])
+            H[j] = p[i] * G[at + j, at : at + M]
         pairwise(H, A[i], c[i], a[i], counts[i], v_i, ds, d, Hd, rounds)
         for j in range(M):
             if ds[j] != 0.0:
                 add(v, -p[i] * ds[j], G[at + j])
 
 
-def atom_sweep(
-    order: Array,
-    rounds: int,
-    step: Array,
-    h: Array,
-    A: Array,
-    c: Array,
-    a: Array,
-    counts: Array,
-    W: Array,
-    data: Array,
-    indices: Array,
-    starts: Array,
-) -> None:
+@njit
+def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array, a: Array, counts: Array) -> None:
     """Block steps on the features: H = h_i times the identity."""
+    W, step, h, data, indices, starts = model
     M = W.shape[0]
     everyone = np.arange(M)
     ds, d, Hd, v = np.empty(M), np.empty(M), np.empty(M), np.empty(M)

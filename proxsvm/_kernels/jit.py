@@ -1,22 +1,18 @@
-"""Numba (the extra ``fast``), where it can be used: how to load it, and how to compile a module of loops.
-
-A module of loops is plain Python: module-level functions that call each other. The interpreter runs it as it is;
-:func:`compiled` returns the same functions compiled.
-"""
+"""Numba (the extra ``fast``): loops compiled at their first call, and cached on disk by numba."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Callable
-from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from proxsvm._extras import load
 
 # Sums may be reordered, so that they become vector instructions; NaN stays NaN.
 FAST_MATH = frozenset({"reassoc", "contract", "nsz", "arcp"})
 
+F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 
 
@@ -35,29 +31,26 @@ def load_numba() -> Any:
 
 @functools.cache
 def has_numba() -> bool:
-    """Whether numba can be used; if not, the log says why, at debug level."""
+    """Whether numba can be used; if not, a warning in the log says why, once."""
     try:
         load_numba()
     except ImportError as error:
-        log.debug("loops run interpreted, which is slower: %s", error)
+        log.warning("loops run interpreted, about a hundred times slower: %s", error)
         return False
     return True
 
 
-def compiled(*modules: ModuleType) -> SimpleNamespace:
-    """The functions of ``modules`` compiled; of two functions with the same name, the later one wins.
+def njit(function: F) -> F:
+    """``function``, compiled where numba can be used.
 
-    Each is a copy whose globals are the compiled functions, so all calls among them are compiled too. Compilation
-    happens at the first call.
+    Numba's cache is invalidated by a change of the function's own file: functions that call each other belong in one
+    module.
     """
-    jit: Callable[[Any], Any] = load_numba().njit(fastmath=set(FAST_MATH))
-    scope: dict[str, Any] = {}
-    for module in modules:
-        scope |= vars(module)
-    functions = {name: jit(_in_scope(f, scope)) for name, f in scope.items() if isinstance(f, FunctionType)}
-    scope |= functions
-    return SimpleNamespace(**functions)
-
-
-def _in_scope(f: FunctionType, scope: dict[str, Any]) -> FunctionType:
-    return FunctionType(f.__code__, scope, f.__name__, f.__defaults__, f.__closure__)
+    if not has_numba():
+        return function
+    numba = load_numba()
+    try:
+        compiled = numba.njit(cache=True, fastmath=set(FAST_MATH))(function)
+    except RuntimeError:  # no folder is writable
+        compiled = numba.njit(fastmath=set(FAST_MATH))(function)
+    return cast(F, compiled)

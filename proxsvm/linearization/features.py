@@ -117,6 +117,7 @@ def _transposed(X: Tensor) -> Tensor:
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
     small = max(len(values), *shape) < 2**31  # four bytes per index, which the fast products also need
     index = torch.int32 if small else torch.int64
+    starts, columns = (x.to(index, copy=True) for x in (starts, columns))  # a loop must not read changed ones
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns once that CSR is in beta
-        return torch.sparse_csr_tensor(starts.to(index), columns.to(index), values, tuple(shape), check_invariants=True)
+        return torch.sparse_csr_tensor(starts, columns, values, tuple(shape), check_invariants=True)

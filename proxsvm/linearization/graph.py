@@ -61,14 +61,19 @@ class Linearization(LinearMap):
         with one of their own: for solvers that need both.
         """
         if reuse and self._v is None:
-            self._record(tuple(x.detach().to(u.dtype) for u, x in zip(parts(self.scores), parts(s), strict=True)))
+            self._record(parts(s))
             return [g.detach() for g in self._g]
-        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), parts(s), strict=True) if u.requires_grad]
         with _explained():
-            grads = torch.autograd.grad(
-                [u for u, _ in used], self.params, [x for _, x in used], retain_graph=True, allow_unused=True
-            )
-        return self._whole(grads)
+            return self._pulled_back(parts(s), retain_graph=True)
+
+    def _pulled_back(self, s: Sequence[Tensor], **options: bool) -> list[Tensor]:
+        """Jᵀ s by one backward pass, with zeros where there is no gradient; for a batch of s, a batch of these."""
+        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
+        outputs, weights = [u for u, _ in used], [x for _, x in used]
+        grads = torch.autograd.grad(outputs, self.params, weights, allow_unused=True, **options)
+        require_dense(grads)
+        batch = s[0].shape[: s[0].dim() - parts(self.scores)[0].dim()]
+        return [p.new_zeros(*batch, *p.shape) if g is None else g for p, g in zip(self.params, grads, strict=True)]
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """J d, with the structure of the scores; ``d`` has one tensor per parameter.
@@ -79,32 +84,21 @@ class Linearization(LinearMap):
             self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
         v = self._v
         assert v is not None
-        live = [(g, x) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
-        if not live:
-            return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
-        with _explained():
-            changes = torch.autograd.grad(
-                [g for g, _ in live], v, [x.to(g.dtype) for g, x in live], retain_graph=True, allow_unused=True
-            )
-        return like(
-            self.scores,
-            tuple(torch.zeros_like(u) if c is None else c for u, c in zip(parts(self.scores), changes, strict=True)),
-        )
+        live = [(g, x.to(g.dtype)) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
+        changes: Sequence[Tensor | None] = [None] * len(v)
+        if live:
+            outputs, moves = [g for g, _ in live], [x for _, x in live]
+            with _explained():
+                changes = torch.autograd.grad(outputs, v, moves, retain_graph=True, allow_unused=True)
+        pairs = zip(parts(self.scores), changes, strict=True)
+        return like(self.scores, tuple(torch.zeros_like(u) if c is None else c for u, c in pairs))
 
-    def _record(self, at: tuple[Tensor, ...]) -> None:
+    def _record(self, at: Sequence[Tensor]) -> None:
         """Build v = ``at`` and the graph of g(v) = Jᵀ v."""
+        pairs = zip(parts(self.scores), at, strict=True)
         with torch.enable_grad(), _explained():
-            v = tuple(x.clone().requires_grad_() for x in at)
-            used = [(u, x) for u, x in zip(parts(self.scores), v, strict=True) if u.requires_grad]
-            grads = torch.autograd.grad(
-                [u for u, _ in used], self.params, [x for _, x in used], create_graph=True, allow_unused=True
-            )
-        self._g, self._v = tuple(self._whole(grads)), v
-
-    def _whole(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
-        """The gradients, with zeros where there is none."""
-        require_dense(grads)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
+            v = tuple(x.detach().to(u.dtype, copy=True).requires_grad_() for u, x in pairs)
+            self._g, self._v = tuple(self._pulled_back(v, create_graph=True)), v
 
     def jacobian(self, chunk: int = 64) -> Tensor:
         """J as a dense ``[m, P]`` matrix: m score entries in order, P flattened parameters. For small problems.
@@ -130,28 +124,13 @@ class Linearization(LinearMap):
 
     def _batched_vjp(self, s: Sequence[Tensor]) -> Tensor | None:
         """Jᵀ s for a batch of s, ``[b, P]``; None where vmap has no rule for an operation."""
-        used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it would fall back to a slow loop
-                grads = torch.autograd.grad(
-                    [u for u, _ in used],
-                    self.params,
-                    [x for _, x in used],
-                    retain_graph=True,
-                    allow_unused=True,
-                    is_grads_batched=True,
-                )
+                grads = self._pulled_back(s, retain_graph=True, is_grads_batched=True)
         except (RuntimeError, UserWarning, NotImplementedError):
             return None
-        b = len(s[0])
-        return torch.cat(
-            [
-                (p.new_zeros(b, p.numel()) if g is None else g.reshape(b, -1))
-                for p, g in zip(self.params, grads, strict=True)
-            ],
-            1,
-        )
+        return torch.cat([g.reshape(len(s[0]), -1) for g in grads], 1)
 
 
 def leaves(scores: Scores) -> set[int]:

@@ -1,14 +1,15 @@
 """Losses: each is one oracle."""
 
-from proxsvm.losses._hulls import Box, ClosedHull, Hull, Listed, Polytope, Simplex
 from proxsvm.losses.average_precision_hinge import AveragePrecisionHinge
 from proxsvm.losses.base import Atom, ConvexLoss, PiecewiseLinearLoss
 from proxsvm.losses.binary_cross_entropy import BinaryCrossEntropy
 from proxsvm.losses.chain_crf import ChainCRF
 from proxsvm.losses.chain_hinge import ChainHinge
+from proxsvm.losses.crf import CRF
 from proxsvm.losses.cross_entropy import CrossEntropy
 from proxsvm.losses.grid_hinge import GridHinge
 from proxsvm.losses.huber import Huber
+from proxsvm.losses.hulls import Box, ClosedHull, Hull, Listed, Polytope, Simplex
 from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.lovasz_hinge import LovaszHinge
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
@@ -23,6 +24,7 @@ from proxsvm.losses.tree_hinge import TreeHinge
 from proxsvm.losses.weston_watkins_hinge import WestonWatkinsHinge
 
 __all__ = [
+    "CRF",
     "Atom",
     "AveragePrecisionHinge",
     "BinaryCrossEntropy",

@@ -1,23 +1,16 @@
-"""What the losses over K classes share: the form of their input, the samples that count, the compiled loop."""
+"""What the losses over K classes share: the form of their input, and the samples that count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Proxy
 
-from proxsvm._kernels.class_rows import Kind
-from proxsvm._kernels.tensors import number, readable
-from proxsvm.losses._compiled import compiled_value
+from proxsvm._scores import known
 from proxsvm.losses._targets import tensor_target
 from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
 
-MATHEMATICS = frozenset(
-    ("oracle", "hull", "smoothed", "direction", "formula", "prepare", "weights", "coefficients", "lower_bound")
-)
 MASKED = -1e7  # for −∞: so low that the class is never chosen, but no lower, because a QP loses digits to large numbers
 
 
@@ -45,43 +38,15 @@ class ClassLoss(ConvexLoss):
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
 
-    # The compiled loop.
-
-    def row_kernel(self) -> Kind | None:
-        """The row of the compiled loop that computes this loss with its options; None if there is none."""
-        return None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass with its own formulas has no compiled loop, unless it names one."""
-        super().__init_subclass__(**options)
-        if "row_kernel" not in vars(cls) and not MATHEMATICS.isdisjoint(vars(cls)):
-            cls.row_kernel = ClassLoss.row_kernel  # type: ignore[method-assign]
-
-    def formula_of(self, target: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The value as a function of the scores that autograd differentiates twice, where the loss is smooth."""
-        return None
-
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
-        """As for every loss; with the compiled loop where that supports the input."""
-        loops = sample_weight is None and self.reduction != "none"
-        value = compiled_value(self, scores, target) if loops else None
-        if value is not None:
-            return value
-        if isinstance(scores, Proxy):
+        """As for every loss; where every pixel is a sample, weights and values have the shape of the pixels."""
+        grid = scores.shape[:1] + scores.shape[2:] if isinstance(scores, Tensor) and scores.dim() > 2 else None
+        if grid is None:
             return super().forward(scores, target, sample_weight)
-        u, y = self.prepare(scores, target)
-        value = compiled_value(self, u, y) if loops and u is not scores else None
-        if isinstance(sample_weight, Tensor) and sample_weight.shape == self._grid(scores):
+        if isinstance(sample_weight, Tensor) and sample_weight.shape == grid:
             sample_weight = sample_weight.reshape(-1)
-        value = self.evaluate(u, y, sample_weight) if value is None else value
-        return value.reshape(self._grid(scores)) if self.reduction == "none" else value
-
-    @staticmethod
-    def _grid(scores: Tensor) -> torch.Size:
-        """The shape of the samples: n, d1, ..."""
-        return scores.shape[:1] + scores.shape[2:]
-
-    # The form of the input.
+        value = super().forward(scores, target, sample_weight)
+        return value.reshape(grid) if self.reduction == "none" else value
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Check that the scores are ``[n, K]`` and the target ``[n]`` integers in [0, K), or to be ignored."""
@@ -91,25 +56,32 @@ class ClassLoss(ConvexLoss):
             given = tuple(parts(scores)[0].shape)
             raise ValueError(f"{name} got scores of shape {given}; expected one tensor [n, K] or [n, K, d1, ...]")
         target = tensor_target(name, target, "class indices")
-        K, grid = scores.shape[1], self._grid(scores)
+        K, grid = scores.shape[1], scores.shape[:1] + scores.shape[2:]
         if self.weight is not None and self.weight.shape != (K,):
             raise ValueError(f"weight is for {len(self.weight)} classes, but the scores have {K}")
         if scores.dim() > 2:
             scores = scores.movedim(1, -1).reshape(-1, K)
         if target.is_floating_point():
-            t = self.soft(target.to(scores.dtype), grid, K)
-            return self._unmasked(scores, t), t
+            return scores, self.soft(target.to(scores.dtype), grid, K)
         if target.dtype == torch.bool:
             raise TypeError(f"{name} got a target of torch.bool; expected class indices, target.long()")
         if target.shape != grid:
             expected = "[n]" if len(grid) == 1 else "[n, d1, ...]"
             raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {expected} = {tuple(grid)}")
         y = target.reshape(-1).long()
-        require(
-            (y >= 0) & (y < K) | (y == self.ignore_index),
-            f"{name} got a class index outside [0, {K}), the K of the scores (ignore_index is {self.ignore_index})",
-        )
-        return self._unmasked(scores, y), y
+        if not self._all_count(y, K):
+            require(
+                (y >= 0) & (y < K) | (y == self.ignore_index),
+                f"{name} got a class index outside [0, {K}), the K of the scores (ignore_index is {self.ignore_index})",
+            )
+        return scores, y
+
+    def _all_count(self, y: Tensor, K: int) -> bool:
+        """Whether all targets are known to be classes that count."""
+        if 0 <= self.ignore_index < K:
+            return False
+        low, high = (known(x) for x in y.aminmax())
+        return low is not None and high is not None and low >= 0 and high < K
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""
@@ -119,10 +91,10 @@ class ClassLoss(ConvexLoss):
             "lam * criterion(scores, y_a) + (1 - lam) * criterion(scores, y_b)"
         )
 
-    def _unmasked(self, scores: Tensor, target: Tensor) -> Tensor:
+    def expand(self, scores: Tensor, target: Tensor) -> Tensor:
         """Scores of −∞ as very low finite ones, except for the true classes: 0 · ∞ would be NaN."""
         u = scores.detach()
-        if readable(u) and number(u.amin()) != -torch.inf:
+        if known(u.amin() > -torch.inf):
             return scores
         return scores.masked_fill(self._masked(u, target), MASKED)
 
@@ -138,10 +110,9 @@ class ClassLoss(ConvexLoss):
 
     def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         """The weight of each sample's class, and 0 where it is ignored."""
-        counts = target != self.ignore_index
-        if self.weight is None and readable(target) and number(counts.all()):
+        if self.weight is None and self._all_count(target, scores.shape[1]):
             return None
-        each = counts.to(scores.dtype)
+        each = (target != self.ignore_index).to(scores.dtype)
         if self.weight is not None:
             each = each * self.weight.to(scores)[self.classes(scores, target)]
         return each, each
@@ -165,8 +136,3 @@ def as_cost(cost: Tensor) -> Tensor:
     if not bool(((cost >= 0) & (cost < torch.inf)).all()) or bool(cost.diagonal().any()):
         raise ValueError("cost must be finite and non-negative with a zero diagonal: Δ(y, y) = 0")
     return cost
-
-
-def one_hot(scores: Tensor, y: Tensor) -> Tensor:
-    """e_y for each sample, in the scores' dtype, ``[n, K]``; torch's own one_hot synchronises with the device."""
-    return torch.zeros_like(scores).scatter_(1, y[:, None], 1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import number, readable
+from proxsvm._scores import known
 from proxsvm.losses._targets import binary_target
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
 
@@ -84,7 +84,7 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
         """
         j = torch.arange(1, u_neg.shape[1] + 1, device=u_neg.device)
         gain, best, first = torch.zeros_like(u_neg), torch.zeros_like(u_neg), (P + 1).expand(u_neg.shape)
-        for k in range(int(number(P.max().double())) if readable(P) else len(j), 0, -1):
+        for k in range(known(P.max()) or len(j), 0, -1):
             precision = (k / ((k + j - 1) * (k + j)).to(u_neg)) / P.clamp(min=1)
             real = k <= P
             gain = torch.where(real, gain + precision + pair * (u_neg - u_pos[:, k - 1 : k]), gain)

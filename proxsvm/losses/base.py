@@ -6,131 +6,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 
-from proxsvm._kernels.tensors import assert_async, in_transform, traced, widened
-from proxsvm.losses._rows import in_slices, relative, row_dots, tangent
+from proxsvm._scores import Scores, detached, like, parts, require, widened, without_autocast
+from proxsvm.losses.atom import Atom
+from proxsvm.losses.hulls import Hull
 
-if TYPE_CHECKING:
-    from proxsvm.losses._hulls.base import Hull
+__all__ = [
+    "Atom",
+    "ConvexLoss",
+    "Origin",
+    "PiecewiseLinearLoss",
+    "Reduction",
+    "Scores",
+    "detached",
+    "like",
+    "parts",
+    "require",
+    "without_autocast",
+]
 
-Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
-T = TypeVar("T")
 
 
-def parts(scores: Scores) -> tuple[Tensor, ...]:
-    """The tensors of ``scores``, which is one tensor or a tuple of them."""
-    return scores if isinstance(scores, tuple) else (scores,)
-
-
-def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
-    """``tensors`` in the structure of ``scores``: the inverse of :func:`parts`."""
-    return tensors if isinstance(scores, tuple) else tensors[0]
-
-
-def detached(scores: T) -> T:
-    """``scores`` without their graph, in the same structure.
-
-    >>> detached((torch.ones(1, requires_grad=True),))
-    (tensor([1.]),)
-    """
-    given: Any = scores
-    found: Any = like(given, tuple(u.detach() for u in parts(given)))
-    return cast(T, found)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which operations keep the precision of ``x``: a loss value is a sum of many terms."""
-    kind = x.device.type
-    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if enabled else nullcontext()
-
-
-@dataclass(frozen=True)
-class Atom:
-    """A piece of the loss for each sample: the affine function u ↦ ⟨s, u⟩ + c.
-
-    ``s`` has the structure and shapes of the scores (first dimension: the n samples), ``offset`` is c, ``[n]``.
-    ``value``, ``[n]``, is ⟨s, u⟩ + c at the scores where the oracle found the atom, if it was computed directly: at
-    large scores ⟨s, u⟩ and c cancel.
-
-    >>> atom = Atom(s=torch.tensor([[1.0, -1.0]]), offset=torch.tensor([1.0]))
-    >>> atom.b(torch.tensor([[0.5, 2.0]]))
-    tensor([-0.5000])
-    """
-
-    s: Scores
-    offset: Tensor
-    value: Tensor | None = field(default=None, repr=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        """s, c = atom."""
-        return iter((self.s, self.offset))
-
-    def b(self, scores: Scores) -> Tensor:
-        """The atom's value at each sample, b = ⟨s, u⟩ + c, ``[n]``."""
-        n = len(self.offset)
-        value = self.offset
-        for s, u in zip(parts(self.s), parts(scores), strict=True):
-            value = value + row_dots(s.reshape(n, -1), u.reshape(n, -1))
-        return value
-
-    def value_at(self, scores: Scores) -> Tensor:
-        """b at the scores where the oracle found this atom, ``[n]``."""
-        return self.b(scores) if self.value is None else self.value
-
-    def about(self, scores: Scores, reference: Scores) -> Atom:
-        """With its value at ``scores`` as ⟨s, u − reference⟩ + c, which does not cancel; ⟨s, reference⟩ must be 0."""
-        value = self.offset
-        for s, u, r in zip(parts(self.s), parts(scores), parts(reference), strict=True):
-            value = value + in_slices(lambda *x: row_dots(x[0].flatten(1), relative(*x[1:]).flatten(1)), s, u, r)
-        return replace(self, value=value)
-
-    def at(self, scores: Scores) -> Tensor:
-        """b as a function of the scores where the oracle found this atom; its gradient is s."""
-        if self.value is not None and not traced():
-            return tangent(self.value, parts(self.s), parts(scores))
-        b = self.b(scores)
-        return b if self.value is None else self.value + (b - b.detach())  # the same, for compilers
-
-    def where(self, chosen: Tensor, other: Atom) -> Atom:
-        """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
-
-        def mix(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(chosen.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-
-        mixed = tuple(mix(a, b) for a, b in zip(parts(self.s), parts(other.s), strict=True))
-        value = None if self.value is None or other.value is None else mix(self.value, other.value)
-        return Atom(like(self.s, mixed), mix(self.offset, other.offset), value)
-
-
-@dataclass(slots=True, eq=False)
 class Origin:
-    """What a loss value was computed from; the value carries it, so that a solver can build its problem."""
+    """What a loss value was computed from; the value carries it, so that a solver can build its problem.
 
-    loss: ConvexLoss
-    scores: Scores
-    target: Any
-    p: Tensor | float | Callable[[], Tensor | float]  # one per sample, or one for all; computed when needed
-    atom: Atom | None = None  # the one that was differentiated, so that it is not searched again
-    versions: tuple[int, ...] = field(init=False, repr=False)
+    Args:
+        loss: the loss.
+        scores: prepared scores; :attr:`scores` expands them when a solver asks.
+        target: the prepared target.
+        p: the weight of each sample, ``[n]``, or one number for all; None for the loss's own, computed when needed.
+        atom: the atom that was differentiated, if there was one, so that it is not searched again.
+    """
 
-    def __post_init__(self) -> None:
+    __slots__ = ("_p", "_scores", "atom", "loss", "prepared", "target", "versions")
+
+    def __init__(
+        self, loss: ConvexLoss, scores: Scores, target: Any, p: Tensor | float | None = None, atom: Atom | None = None
+    ) -> None:
+        self.loss, self.prepared, self.target, self.atom = loss, scores, target, atom
+        self._p = p
+        self._scores: Scores | None = None
         self.versions = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         if torch.compiler.is_compiling():
             return ()
-        seen = (*parts(self.scores), *parts(self.target))
-        return tuple([0 if not isinstance(x, Tensor) or x.is_inference() else x._version for x in seen])
+        seen = (*parts(self.prepared), *parts(self.target))
+        return tuple([x._version if isinstance(x, Tensor) and not x.is_inference() else 0 for x in seen])
 
     def check(self) -> None:
         """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them.
@@ -147,6 +74,14 @@ class Origin:
                 "would not be that of the loss: change a copy, scores.clone()"
             )
 
+    @property
+    def scores(self) -> Scores:
+        """The scores u, with one entry per sample."""
+        if self._scores is None:
+            with torch.enable_grad():  # a step asks without
+                self._scores = self.loss.expand(self.prepared, self.target)
+        return self._scores
+
     def lower_bounds(self) -> Tensor | None:
         """f_i ≤ ℓ(u; y_i) for all u, ``[n]``; None where the loss declares no bound but 0."""
         if type(self.loss).lower_bound is ConvexLoss.lower_bound:
@@ -156,11 +91,12 @@ class Origin:
     @property
     def coefficients(self) -> Tensor:
         """The weight p_i with which each sample entered the value, ``[n]``."""
-        p = self.p() if callable(self.p) else self.p
-        if isinstance(p, Tensor):
-            return p
-        u = parts(self.scores)[0].detach()
-        return u.new_full(u.shape[:1], p)
+        if self._p is None:
+            self._p = self.loss.coefficients(self.prepared, self.target, None)
+        if isinstance(self._p, Tensor):
+            return self._p
+        u = parts(self.prepared)[0].detach()
+        return u.new_full(u.shape[:1], self._p)
 
 
 class ConvexLoss(nn.Module):
@@ -233,7 +169,14 @@ class ConvexLoss(nn.Module):
                     f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected dense floating-point "
                     "numbers of at least 16 bits: scores.float(), or scores.to_dense()"
                 )
-        return like(scores, tuple(widened(u) for u in parts(scores))), target
+        return like(scores, tuple([widened(u) for u in parts(scores)])), target
+
+    def expand(self, scores: Any, target: Any) -> Any:
+        """Prepared scores as the oracle and the solvers take them: finite, and one entry per sample.
+
+        A loss whose samples share scores (the transitions of a chain) repeats them here, differentiably.
+        """
+        return scores
 
     # What follows from that.
 
@@ -244,6 +187,17 @@ class ConvexLoss(nn.Module):
             return exact
         soft = self.smoothed(scores, target)
         return soft.where(soft.value_at(scores) > 0, exact)
+
+    def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
+        """ℓ(u_i; y_i) of prepared scores, ``[n]``, differentiable, and the atom that was differentiated, if any.
+
+        By default ⟨s, u⟩ + c, whose gradient is s: none flows through the choice of the atom.
+        """
+        scores = self.expand(scores, target)
+        with torch.no_grad():
+            atom = self.direction(detached(scores), target)
+        self._check(atom, scores)
+        return atom.at(scores), atom
 
     def coefficients(self, scores: Any, target: Any, sample_weight: Tensor | None) -> Tensor | float:
         """The weight p_i with which each sample enters the value: ``[n]``, or a number if it is the same for all."""
@@ -275,42 +229,26 @@ class ConvexLoss(nn.Module):
         return weight
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
-        """Σ_i p_i (⟨s_i, u_i⟩ + c_i), whose gradient in the scores is p_i s_i: none flows through the choice."""
-        if isinstance(parts(scores)[0], Proxy):
-            return self._call(scores, target, sample_weight)
-        return self.evaluate(*self.prepare(scores, target), sample_weight)
-
-    def _call(self, scores: Any, *rest: Any) -> Tensor:
-        """A node that calls this module, for ``torch.fx``: a proxy has no shape to check."""
-        tracer: Any = parts(scores)[0].tracer  # type: ignore[attr-defined]
-        return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (scores, *rest), {}))
-
-    def evaluate(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
-        """The value of prepared scores and target."""
-        p = self.coefficients(scores, target, sample_weight)
-        with without_autocast(parts(scores)[0]):
-            with torch.no_grad():
-                atom = self.direction(detached(scores), target)
-            self._check(atom, scores)
-            return self._reduced(atom.at(scores), p, Origin(self, scores, target, p, atom))
-
-    def _reduced(self, each: Tensor, p: Tensor | float, origin: Origin) -> Tensor:
-        """Σ_i p_i ℓ_i with its origin; for ``reduction="none"`` the ``[n]`` values p_i ℓ_i."""
-        if self.reduction == "none":
-            return p * each
-        value = torch.dot(p, each) if isinstance(p, Tensor) else p * each.sum()
+        """Σ_i p_i ℓ(u_i; y_i), with the :class:`Origin` from which a solver makes its problem."""
+        u, y = self.prepare(scores, target)
+        p = self.coefficients(u, y, sample_weight)
+        with without_autocast(parts(u)[0]):
+            each, atom = self.values(u, y)
+            if self.reduction == "none":
+                return p * each
+            value = torch.dot(p, each) if isinstance(p, Tensor) else each.mean() if p != 1 else each.sum()
         if value.requires_grad:
-            value.origin = origin  # type: ignore[attr-defined]
+            value.origin = Origin(self, u, y, p, atom)  # type: ignore[attr-defined]
         return value
 
     def _check(self, atom: Atom, scores: Scores) -> None:
-        given = [tuple(s.shape) for s in parts(atom.s)]
-        expected = [tuple(u.shape) for u in parts(scores)]
-        n = expected[0][0]
-        if given != expected or tuple(atom.offset.shape) != (n,):
+        given = [s.shape for s in parts(atom.s)]
+        expected = [u.shape for u in parts(scores)]
+        if given != expected or atom.offset.shape != expected[0][:1]:
             raise ValueError(
-                f"{type(self).__name__}.oracle returned s of shape {given} and offset of shape "
-                f"{tuple(atom.offset.shape)}; expected the shape of the scores, {expected}, and ({n},)"
+                f"{type(self).__name__}.oracle returned s of shape {[tuple(x) for x in given]} and offset of shape "
+                f"{tuple(atom.offset.shape)}; expected the shape of the scores, {[tuple(x) for x in expected]}, and "
+                f"({expected[0][0]},)"
             )
 
     def extra_repr(self) -> str:
@@ -320,22 +258,3 @@ class ConvexLoss(nn.Module):
 
 class PiecewiseLinearLoss(ConvexLoss):
     """A loss with finitely many atoms, whose hull is a polytope: the hinges and their relatives."""
-
-
-def require(ok: Tensor, message: str) -> None:
-    """Raise ValueError unless ``ok`` holds everywhere; on an accelerator the device asserts, without synchronising.
-
-    >>> require(torch.tensor([True, False]), "every entry must hold")
-    Traceback (most recent call last):
-    ValueError: every entry must hold
-    """
-    if in_transform():  # whose tensors have no values to read
-        return
-    if torch.compiler.is_compiling():
-        assert_async(ok.all(), message)
-        return
-    holds = ok.all()
-    try:
-        assert_async(holds, message)
-    except RuntimeError as error:
-        raise ValueError(message) from error

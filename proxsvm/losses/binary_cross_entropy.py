@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._kernels.tensors import number, readable
+from proxsvm._scores import known
 from proxsvm.losses._classes import MASKED
-from proxsvm.losses._hulls import EntropyBox
 from proxsvm.losses._regression import RegressionLoss, per_sample
 from proxsvm.losses.base import Reduction, require
+from proxsvm.losses.hulls import EntropyBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -53,7 +53,6 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         """As for every loss with a target of the scores' shape; y in [0, 1]."""
         scores, target = super().prepare(scores, target)
         require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
-        scores = _unmasked(scores, target)
         for name in ("weight", "pos_weight"):
             given = getattr(self, name)
             if given is not None and not _broadcasts(given, scores):
@@ -61,6 +60,14 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
                     f"{name} has shape {tuple(given.shape)}; expected what broadcasts to {tuple(scores.shape)}"
                 )
         return scores, target
+
+    def expand(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Correct infinite scores as large finite ones: 0 · ∞ would be NaN. Wrong ones stay infinite."""
+        u = scores.detach()
+        if known(~u.isinf().any()):
+            return scores
+        off, on = (u == -torch.inf) & (target == 0), (u == torch.inf) & (target == 1)
+        return scores.masked_fill(off, MASKED).masked_fill(on, -MASKED)
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """With torch's own kernel."""
@@ -77,18 +84,9 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor:
         """Σ_j (a_j + b_j) times the entropy of a_j / (a_j + b_j); 0 where y is 0 or 1."""
-        if readable(target) and number(((target == 0) | (target == 1)).all()):
+        if known(((target == 0) | (target == 1)).all()):
             return scores.new_zeros(len(scores))
         return self.hull(scores, target).lift(torch.zeros_like(scores))
-
-
-def _unmasked(scores: Tensor, target: Tensor) -> Tensor:
-    """Correct infinite scores as large finite ones: 0 · ∞ would be NaN. Wrong ones stay infinite."""
-    u = scores.detach()
-    if readable(u) and number(u.isinf().any()) == 0:
-        return scores
-    off, on = (u == -torch.inf) & (target == 0), (u == torch.inf) & (target == 1)
-    return scores.masked_fill(off, MASKED).masked_fill(on, -MASKED)
 
 
 def _broadcasts(x: Tensor, to: Tensor) -> bool:

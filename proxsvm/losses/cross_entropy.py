@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._kernels.class_rows import Kind
-from proxsvm.losses._classes import ClassLoss, one_hot
-from proxsvm.losses._hulls import EntropySimplex
-from proxsvm.losses.base import Reduction, require
+from proxsvm.losses._classes import ClassLoss
+from proxsvm.losses.base import Origin, Reduction, require
+from proxsvm.losses.hulls import EntropySimplex, one_hot
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -49,13 +48,29 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             raise ValueError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1]")
         self.label_smoothing = label_smoothing
 
-    def row_kernel(self) -> Kind | None:
-        """The compiled loop supports hard targets."""
-        return None if self.label_smoothing else "cross-entropy"
-
-    def formula_of(self, target: Tensor) -> Callable[[Tensor], Tensor]:
-        """The value as a function of the scores."""
-        return lambda scores: self.evaluate(scores, target)
+    def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
+        """``F.cross_entropy`` itself, where scores and target have its form; the general path says what is wrong."""
+        if (
+            type(self) is CrossEntropy
+            and sample_weight is None
+            and isinstance(scores, Tensor)
+            and isinstance(target, Tensor)
+            and target.dtype is torch.long
+            and scores.dtype in (torch.float32, torch.float64)
+            and scores.dim() == 2
+            and scores.numel() > 0
+        ):
+            weight = None if self.weight is None else self.weight.to(scores)
+            try:
+                value = F.cross_entropy(
+                    scores, target, weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
+                )
+            except (IndexError, ValueError, RuntimeError):
+                return super().forward(scores, target)
+            if value.requires_grad and self.reduction != "none":
+                value.origin = Origin(self, scores, target)  # type: ignore[attr-defined]
+            return value
+        return super().forward(scores, target, sample_weight)
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """With torch's own kernel; with probabilities there is no class to ignore."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm.losses._hulls import QuadraticBox
 from proxsvm.losses._regression import RegressionLoss, per_sample
 from proxsvm.losses.base import Reduction
+from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 

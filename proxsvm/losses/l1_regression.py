@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import Box
 from proxsvm.losses._regression import RegressionLoss
 from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
+from proxsvm.losses.hulls import Box
 
 
 class L1Regression(RegressionLoss, PiecewiseLinearLoss):

@@ -68,9 +68,11 @@ class LovaszHinge(PiecewiseLinearLoss):
         positive = (valid & (y == 1)).long()
         total = positive.sum(1, keepdim=True)
         kept = (total - positive.cumsum(1)).to(scores)  # |{y = 1} \ M|, for the first pixels M of the order
-        union = (total + (valid & (y == 0)).cumsum(1)).clamp(min=1).to(scores)
-        delta = 1 - kept / union
-        g = torch.cat([delta[:, :1], delta[:, 1:] - delta[:, :-1]], 1) * (error > 0)
+        union = (total + (valid & (y == 0)).cumsum(1)).clamp(min=1).to(scores)  # |{y = 1} ∪ M|
+        # Δ(M + a positive) − Δ(M) = 1/union; for a negative kept (1/(union − 1) − 1/union), or Δ = 1 where M was empty
+        # and so was {y = 1}: differences of Δ itself would cancel.
+        negative = torch.where(union > 1, kept / (union * (union - 1)).clamp(min=1), (total == 0).to(scores))
+        g = torch.where(positive == 1, 1 / union, negative) * (error > 0)
         s = torch.zeros_like(scores).scatter_(1, order, -sign.gather(1, order) * g)
         return Atom(s, g.sum(1))
 

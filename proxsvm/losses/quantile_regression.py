@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import Box
 from proxsvm.losses._regression import RegressionLoss
 from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
+from proxsvm.losses.hulls import Box
 
 
 class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):

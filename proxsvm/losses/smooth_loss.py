@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses._rows import row_dots
-from proxsvm.losses.base import Atom, ConvexLoss, Origin, Reduction, like, parts, without_autocast
+from proxsvm._scores import inner
+from proxsvm.losses.base import Atom, ConvexLoss, Reduction, like, parts
 
 
 class SmoothLoss(ConvexLoss):
@@ -51,14 +51,11 @@ class SmoothLoss(ConvexLoss):
             each = self._values(like(scores, u), target)
             s = torch.autograd.grad(each.sum(), u)
         value = each.detach()
-        dots = [row_dots(a.reshape(len(a), -1), b.detach().reshape(len(b), -1)) for a, b in zip(s, u, strict=True)]
-        return Atom(like(scores, s), value - sum(dots), value)
+        return Atom(like(scores, s), value - inner(s, tuple(x.detach() for x in u)), value)
 
-    def evaluate(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
-        """Σ_i p_i f(u_i, y_i)."""
-        p = self.coefficients(scores, target, sample_weight)
-        with without_autocast(parts(scores)[0]):
-            return self._reduced(self._values(scores, target), p, Origin(self, scores, target, p))
+    def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
+        """f(u_i, y_i), differentiated by autograd."""
+        return self._values(self.expand(scores, target), target), None
 
     def _values(self, scores: Any, target: Any) -> Tensor:
         first = parts(scores)[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from proxsvm.losses._hulls import QuadraticBox
 from proxsvm.losses._regression import RegressionLoss, per_sample
+from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 

@@ -1,25 +1,40 @@
-"""The structured hinge: the base for a structure of your own."""
+"""The structured hinge: of a structure, or with a decoder of your own."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsvm.losses._hulls import Hull, Listed
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Scores, like, parts
+from proxsvm._scores import inner
+from proxsvm.losses._classes import as_cost
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, Scores, like, parts
+from proxsvm.losses.hulls import Hull, Listed, MarginalHull, paid
+from proxsvm.structures import Structure, log_sum_exp, maximum
+from proxsvm.structures.base import add, gradient
 
 
 class StructuredHinge(PiecewiseLinearLoss):
     """ℓ(u; y) = max over labellings ȳ of ⟨φ(ȳ) − φ(y), u⟩ + Δ(ȳ, y).
 
-    A subclass defines its labellings in three methods: :meth:`features` is φ, :meth:`cost` is Δ and
-    :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all if there are few: then the
-    loss can be checked and verified by enumeration. A labelling is a tensor (or any object) for the whole batch; the
-    target is one of them. ``docs/extend.md`` shows a complete example.
+    ``StructuredHinge(structure)`` is the hinge of a :class:`~proxsvm.structures.Structure`; scores and targets are the
+    structure's. The maximum is found by loss-augmented inference: Δ adds to the scores of the parts.
+
+    A subclass with a decoder of its own defines its labellings in three methods instead: :meth:`features` is φ,
+    :meth:`cost` is Δ and :meth:`decode` finds the best ȳ. A fourth, :meth:`labellings`, may list them all if there are
+    few: then the loss can be checked and verified by enumeration. A labelling is a tensor (or any object) for the whole
+    batch; the target is one of them. ``docs/extend.md`` shows a complete example.
+
+    Args:
+        structure: whose labellings these are.
+        cost: the Δ of one label as a ``[K, K]`` matrix indexed (predicted, true), summed over the parts that have one;
+            if None, the structure's own, such as the number of wrong labels.
+        normalize: divide Δ by the number of parts (the length of a sequence).
+        smooth: train with the marginals of the structure, s = μ − φ(y) with the expected Δ, for every sample where that
+            can raise the dual, and with the hinge's own atom for the others.
+        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
 
     >>> class TwoBits(StructuredHinge):
     ...     '''Two bits and a reward for their agreement: scores [n, 3], labellings [n, 2].'''
@@ -42,23 +57,100 @@ class StructuredHinge(PiecewiseLinearLoss):
     where the decoder finds nothing better, so a step is still a feasible ascent step of the dual, with γ = 0 where it
     does not help. But the value and the gap are then lower bounds, not certificates.
     """
+    node_cost: Tensor | None
 
-    @abstractmethod
-    def features(self, labelling: Any, scores: Any) -> Scores:
-        """φ(ȳ) for each sample, with the structure and shapes of the scores."""
-        raise NotImplementedError(f"{type(self).__name__} must define features(labelling, scores)")
+    def __init__(
+        self,
+        structure: Structure | None = None,
+        *,
+        cost: Tensor | None = None,
+        normalize: bool = False,
+        smooth: bool = False,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(reduction=reduction)
+        self.structure, self.normalize, self.smooth = structure, normalize, smooth
+        self.register_buffer("node_cost", None if cost is None else as_cost(cost))
+        if structure is not None:
+            self.exact = structure.exact
+            if smooth and not structure.likelihood:
+                raise ValueError(f"smooth=True needs marginals, which {type(structure).__name__} does not have")
 
-    @abstractmethod
-    def cost(self, labelling: Any, target: Any) -> Tensor:
-        """Δ(ȳ, y) ≥ 0 for each sample, ``[n]``, with Δ(y, y) = 0."""
-        raise NotImplementedError(f"{type(self).__name__} must define cost(labelling, target)")
+    # With a structure.
 
-    def decode(self, scores: Any, target: Any = None) -> Any:
+    def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
+        """The structure's checks and standard form."""
+        if self.structure is None:
+            return super().prepare(scores, target)
+        return self.structure.labelled(type(self).__name__, scores, target)
+
+    def expand(self, scores: Any, target: Any) -> Any:
+        """One entry per sample and part."""
+        return scores if self.structure is None else self.structure.expand(scores, target)
+
+    def _part_costs(self, target: Any, scores: Any) -> Any:
+        """Δ as what each part costs: Δ(ȳ, y) = ⟨cost, φ(ȳ) − φ(y)⟩."""
+        assert self.structure is not None
+        cost = self.structure.cost(target, scores, self.node_cost)
+        if not self.normalize:
+            return cost
+        size = self.structure.size(target, scores)
+        return like(cost, tuple(c if c is None else c / size.reshape(-1, *[1] * (c.dim() - 1)) for c in parts(cost)))
+
+    def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
+        """The recursion itself, differentiated by autograd; by the atom where there is none, or if smoothed."""
+        if self.structure is None or self.smooth or not self.exact:
+            return super().values(scores, target)
+        augmented = add(scores, self._part_costs(target, scores))
+        return self.structure.excess(augmented, target, maximum), None
+
+    def smoothed(self, scores: Any, target: Any) -> Atom:
+        """s = μ − φ(y), with the expected Δ: the gradient of the likelihood."""
+        if self.structure is None:
+            return super().smoothed(scores, target)
+        structure = self.structure
+        s = gradient(lambda u: structure.excess(u, target, log_sum_exp), scores)
+        c = paid(self._part_costs(target, scores), s)
+        relative, truth = structure.relative(scores, target)
+        return Atom(s, c, torch.where(truth == -torch.inf, torch.inf, inner(s, relative) + c))
+
+    def oracle(self, scores: Any, target: Any) -> Atom:
+        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""
+        if self.structure is None:
+            found = self._atom(self.decode(scores, target), scores, target)
+            return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
+        structure, cost = self.structure, self._part_costs(target, scores)
+        augmented = add(scores, cost)
+        s = add(structure.best(augmented, target), _negative(structure.features(target, scores)))
+        found = Atom(s, paid(cost, s), structure.excess(augmented, target, maximum))
+        if self.exact:
+            return found
+        zero = Atom(like(s, tuple(torch.zeros_like(x) for x in parts(s))), *[torch.zeros_like(found.offset)] * 2)
+        return zero.where(found.value_at(scores) <= 0, found)  # a NaN stays in the value
+
+    def hull(self, scores: Any, target: Any) -> Hull | None:
+        """All marginals of the structure, or an atom for each listed labelling."""
+        if self.structure is None:
+            listed = self.labellings(scores, target)
+            return None if listed is None else Listed([self._atom(labels, scores, target) for labels in listed])
+        marginals = self.structure.polytope(scores, target)
+        if marginals is None:
+            return None
+        cost = parts(self._part_costs(target, scores))
+        return MarginalHull(marginals, parts(self.structure.features(target, scores)), cost)
+
+    def decode(self, scores: Any, target: Any = None, **given: Any) -> Any:
         """The labelling with the largest ⟨φ(ȳ), u⟩ + Δ(ȳ, y) for each sample: loss-augmented inference.
 
-        Without a target it is the prediction, the labelling with the largest ⟨φ(ȳ), u⟩. Training never needs that.
-        The default tries every labelling that :meth:`labellings` lists.
+        Without a target it is the prediction, the labelling with the largest ⟨φ(ȳ), u⟩; ``given`` is then what the
+        structure needs to know of the sample (``lengths``, ``parents``, ``sizes``). Training never needs that.
+        Without a structure, the default tries every labelling that :meth:`labellings` lists.
         """
+        if self.structure is not None:
+            u, y = self.structure.prepare(type(self).__name__, scores, target, **given)
+            u = self.expand(u, y)
+            best = self.structure.best(u if target is None else add(u, self._part_costs(y, u)), y)
+            return self.structure.labels(best, y)
         listed = self.labellings(scores, target)
         if listed is None:
             raise NotImplementedError(f"{type(self).__name__} must define decode(scores, target) or labellings(...)")
@@ -66,6 +158,16 @@ class StructuredHinge(PiecewiseLinearLoss):
         value = torch.stack([self._augmented_score(labels, scores, target) for labels in all_labels])
         best = value.argmax(0)
         return all_labels[best, torch.arange(len(best), device=best.device)]
+
+    # With a decoder of your own.
+
+    def features(self, labelling: Any, scores: Any) -> Scores:
+        """φ(ȳ) for each sample, with the structure and shapes of the scores."""
+        raise NotImplementedError(f"{type(self).__name__} must define features(labelling, scores)")
+
+    def cost(self, labelling: Any, target: Any) -> Tensor:
+        """Δ(ȳ, y) ≥ 0 for each sample, ``[n]``, with Δ(y, y) = 0."""
+        raise NotImplementedError(f"{type(self).__name__} must define cost(labelling, target)")
 
     def labellings(self, scores: Any, target: Any) -> Iterable[Any] | None:
         """Every labelling, each for the whole batch; only for structures that are small enough to be listed."""
@@ -78,25 +180,18 @@ class StructuredHinge(PiecewiseLinearLoss):
         c = zero if target is None else self.cost(labelling, target).to(first)
         return Atom(self.features(labelling, scores), c).b(scores)
 
-    def _best(self, scores: Any, target: Any) -> Any:
-        """The ȳ of the oracle, for prepared scores and target, in the form of a prepared target."""
-        return self.decode(scores, target)
-
     def _atom(self, labelling: Any, scores: Any, target: Any) -> Atom:
         phi, truth = self.features(labelling, scores), self.features(target, scores)
         s = tuple(a - b for a, b in zip(parts(phi), parts(truth), strict=True))
         return Atom(like(scores, s), self.cost(labelling, target).to(parts(scores)[0]))
 
-    def oracle(self, scores: Any, target: Any) -> Atom:
-        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""
-        found = self._atom(self._best(scores, target), scores, target)
-        return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
-
-    def hull(self, scores: Any, target: Any) -> Hull | None:
-        """An atom for each listed labelling."""
-        listed = self.labellings(scores, target)
-        return None if listed is None else Listed([self._atom(labels, scores, target) for labels in listed])
-
     def extra_repr(self) -> str:
-        """With a note where the decoder is approximate."""
-        return super().extra_repr() + ("" if self.exact else ", exact=False")
+        """With the options of Δ, and a note where the decoder is approximate."""
+        cost = "" if self.node_cost is None else f"cost={tuple(self.node_cost.shape)}, "
+        name = f"{type(self.structure).__name__}(), " if type(self) is StructuredHinge and self.structure else ""
+        options = name + cost + ("normalize=True, " if self.normalize else "")
+        return options + super().extra_repr() + ("" if self.exact else ", exact=False")
+
+
+def _negative(phi: Scores) -> Scores:
+    return like(phi, tuple(-x for x in parts(phi)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses._hulls import TopKSimplex
 from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
+from proxsvm.losses.hulls import TopKSimplex
 
 
 class TopKHinge(ClassLoss, PiecewiseLinearLoss):

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from proxsvm.losses._forest import Forest, ForestScores
-from proxsvm.losses._forest_hinge import ForestHinge
-from proxsvm.losses._trees import tree_target, trees
+from proxsvm.losses.base import Reduction
+from proxsvm.losses.structured_hinge import StructuredHinge
+from proxsvm.structures import Tree
 
 
-class TreeHinge(ForestHinge):
+class TreeHinge(StructuredHinge):
     """ℓ(u; y) = max over labellings ȳ of score(ȳ) − score(y) + Δ(ȳ, y), for a tree given with each sample.
 
         score(y) = Σ_v unary[v, y_v] + Σ_v pairwise[v, y_parent(v), y_v]
 
-    Scores: ``(unary, pairwise)`` with unary ``[B, V, K]`` and pairwise ``[K, K]``, ``[V, K, K]`` or ``[B, V, K, K]``,
-    indexed (parent's label, child's label): entry v is the edge from v's parent to v, and a root's entry is not used.
-    Target: ``(labels, parents)`` or, for trees of unequal size, ``(labels, parents, sizes)``, with labels ``[B, V]``,
-    parents ``[B, V]`` (−1 at a root; several roots make a forest) and sizes ``[B]``, or a mask. Nodes may be in any
-    order. A mask may leave out any nodes: the children of such a node become children of its nearest unmasked
-    ancestor.
-
-    Scores of −inf, +inf and NaN: as in :class:`~proxsvm.losses.ChainHinge`.
-
-    Args: as in :class:`~proxsvm.losses.ChainHinge`; a chain is the tree with parents −1, 0, 1, …
+    ``StructuredHinge(Tree())``. Scores, targets, sizes and masks: see :class:`~proxsvm.structures.Tree`. Options: see
+    :class:`~proxsvm.losses.StructuredHinge`; a chain is the tree with parents −1, 0, 1, …
 
     >>> import torch
     >>> unary = torch.tensor([[[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]])
@@ -36,13 +26,12 @@ class TreeHinge(ForestHinge):
     tensor(3.)
     """
 
-    def _arrange(self, scores: Any, target: Any) -> tuple[ForestScores, Forest]:
-        return trees(type(self).__name__, scores, *tree_target(type(self).__name__, target))
-
-    def decode(self, scores: Any, target: Any = None, *, parents: Any = None, sizes: Any = None) -> Tensor:
-        """The best labels ``[B, V]``, 0 on padding: a prediction for ``parents``, or augmented with a target."""
-        if target is None:
-            prepared, forest = trees(type(self).__name__, scores, None, parents, sizes)
-        else:
-            prepared, forest = self.prepare(scores, target)
-        return self._labels(prepared, forest, augmented=target is not None)[:, : scores[0].shape[1]]
+    def __init__(
+        self,
+        cost: Tensor | None = None,
+        *,
+        normalize: bool = False,
+        smooth: bool = False,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(Tree(), cost=cost, normalize=normalize, smooth=smooth, reduction=reduction)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses._hulls import Rivals
 from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.losses.hulls import Rivals
 
 
 class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):

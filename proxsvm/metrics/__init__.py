@@ -1,7 +1,7 @@
-"""Metrics: the inner product of the dual, and the only part that knows η."""
+"""Metrics: M of the proximal term ½⟨d, M d⟩/η."""
 
-from proxsvm.metrics.base import Metric
+from proxsvm.metrics.base import FixedMetric, Matrix, Metric
 from proxsvm.metrics.diagonal import Diagonal
 from proxsvm.metrics.euclidean import Euclidean
 
-__all__ = ["Diagonal", "Euclidean", "Metric"]
+__all__ = ["Diagonal", "Euclidean", "FixedMetric", "Matrix", "Metric"]

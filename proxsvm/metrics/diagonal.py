@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.passes import Moments, Sums, Tensors, Update
-from proxsvm._kernels.scalars import bias_correction
-from proxsvm._numbers import Number
-from proxsvm.metrics.base import Metric
-
-if TYPE_CHECKING:
-    from proxsvm.metrics._cell import Cell
+from proxsvm._kernels.tensors import accumulator
+from proxsvm.metrics.base import Matrix, Metric, State, Tensors
 
 
 class Diagonal(Metric):
@@ -48,59 +42,40 @@ class Diagonal(Metric):
             raise ValueError(f"eps is {eps}; expected a number above 0")
         self.beta2, self.eps = beta2, eps
 
-    def observe(self, cell: Cell, x: Tensors, scale: Number) -> None:
-        """Fix M by v' = β₂ v + (1 − β₂) (scale · x)²."""
-        correction = bias_correction(self.beta2, cell.steps, cell.w[0].dtype)
-        cell.observe(x, Moments(cell.state("v"), self.beta2, correction, self.eps, scale))
+    def start(self, w: Tensor) -> State:
+        """v = 0."""
+        return {"v": torch.zeros_like(w, dtype=accumulator(w.dtype))}
 
-    def _seen(self, cell: Cell) -> tuple[Tensors, Moments]:
-        assert cell.observed is not None, "the geometry must observe the first direction before it is used"
-        return cell.observed
+    def observe(self, gradients: Tensors, state: list[State], steps: Tensor) -> tuple[Matrix, list[State]]:
+        """v' = β₂ v + (1 − β₂) g² and M = √(v' / (1 − β₂^(t + 1))) + eps."""
+        v = [torch.lerp(g.square(), own["v"], self.beta2) for g, own in zip(gradients, state, strict=True)]
+        correction = bias_correction(self.beta2, steps)
+        return DiagonalMatrix([(a * correction).sqrt_().add_(self.eps) for a in v]), [{"v": a} for a in v]
 
-    def _moved(self, cell: Cell) -> Iterator[Tensor]:
-        """v' = β₂ v + (1 − β₂) (scale · x)²."""
-        x, (v, beta2, _, _, scale) = self._seen(cell)
-        for a, g in zip(v, x, strict=True):
-            yield beta2 * a + (1 - beta2) * (scale * g.detach().to(a.dtype)).square()
 
-    def _M(self, cell: Cell) -> list[Tensor]:
-        """The diagonal of M, computed once per step where a solver needs more than the first direction."""
-        if cell.fixed is None:
-            correction = self._seen(cell)[1].correction
-            cell.fixed = [(correction * a).sqrt() + self.eps for a in self._moved(cell)]
-        diagonal: list[Tensor] = cell.fixed
-        return diagonal
+class DiagonalMatrix(Matrix):
+    """M as one tensor of its entries per parameter."""
 
-    def solve(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def __init__(self, entries: Tensors) -> None:
+        self.entries = entries
+
+    def solve(self, x: Tensors) -> Tensors:
         """x / M."""
-        return [a / m for a, m in zip(x, self._M(cell), strict=True)]
+        return [a / m for a, m in zip(x, self.entries, strict=True)]
 
-    def times(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def times(self, x: Tensors) -> Tensors:
         """M x."""
-        return [a.detach() * m for a, m in zip(x, self._M(cell), strict=True)]
+        return [a * m for a, m in zip(x, self.entries, strict=True)]
 
-    def root(self, cell: Cell, rows: Tensor) -> Tensor:
+    def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """rows / √M."""
-        return rows / torch.cat([m.reshape(-1) for m in self._M(cell)]).sqrt().to(rows)
+        return rows / torch.cat([m.reshape(-1) for m in self.entries]).sqrt().to(rows)
 
-    def products(self, cell: Cell, x: Sequence[Tensor], with_w: bool, start: Tensors | None = None) -> Sums:
-        """In one pass over memory for the first direction."""
-        if x is self._seen(cell)[0]:
-            return cell.passes(x).products(with_w, start)
-        return super().products(cell, x, with_w, start)
 
-    def advance(
-        self, cell: Cell, x: Sequence[Tensor], z: Tensors | None, average: Tensors | None, update: Update
-    ) -> None:
-        """In one pass over memory for the first direction, v included."""
-        if x is self._seen(cell)[0]:
-            cell.passes(x).advance(z, average, update)
-        else:
-            super().advance(cell, x, z, average, update)
+def bias_correction(beta2: float, steps: Tensor) -> Tensor:
+    """1 / (1 − β₂^(t + 1)) after t steps, without the cancellation of 1 − β₂^(t + 1).
 
-    def commit(self, cell: Cell, skip: bool | Tensor) -> None:
-        """v ← v'."""
-        v = self._seen(cell)[1].v
-        stay = torch.as_tensor(skip, device=v[0].device)
-        for a, new in zip(v, self._moved(cell), strict=True):
-            a.copy_(torch.where(stay, a, new))
+    >>> bias_correction(0.75, torch.tensor(0.0))
+    tensor(4.)
+    """
+    return -1 / torch.expm1((steps + 1) * (math.log(beta2) if beta2 else -math.inf))

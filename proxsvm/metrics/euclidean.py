@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from proxsvm._kernels.passes import Sums, Tensors, Update
-from proxsvm.metrics.base import Metric
-
-if TYPE_CHECKING:
-    from proxsvm.metrics._cell import Cell
+from proxsvm.metrics.base import FixedMetric, Tensors
 
 
-class Euclidean(Metric):
+class Euclidean(FixedMetric):
     """M = 1: the proximal term is ‖d‖²/(2η).
 
     >>> Euclidean()
@@ -23,24 +19,14 @@ class Euclidean(Metric):
 
     identity = elementwise = True
 
-    def solve(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def solve(self, x: Tensors) -> Tensors:
         """x itself."""
         return x
 
-    def times(self, cell: Cell, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def times(self, x: Tensors) -> Tensors:
         """x itself."""
         return x
 
-    def root(self, cell: Cell, rows: Tensor) -> Tensor:
+    def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """The rows themselves."""
         return rows
-
-    def products(self, cell: Cell, x: Sequence[Tensor], with_w: bool, start: Tensors | None = None) -> Sums:
-        """The inner products in one pass over memory."""
-        return cell.passes(x).products(with_w, start)
-
-    def advance(
-        self, cell: Cell, x: Sequence[Tensor], z: Tensors | None, average: Tensors | None, update: Update
-    ) -> None:
-        """The update in one pass over memory."""
-        cell.passes(x).advance(z, average, update)

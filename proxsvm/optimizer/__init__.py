@@ -1,8 +1,7 @@
 """ProxOptimizer, and what it needs to work in PyTorch training stacks."""
 
 from proxsvm.optimizer.no_decay import no_decay
-from proxsvm.optimizer.params_first import ParamsFirst
 from proxsvm.optimizer.prox_optimizer import ProxOptimizer
 from proxsvm.optimizer.report import StepReport
 
-__all__ = ["ParamsFirst", "ProxOptimizer", "StepReport", "no_decay"]
+__all__ = ["ProxOptimizer", "StepReport", "no_decay"]

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from proxsvm.optimizer.averages import BUFFERS, AveragingOptimizer, Pair, Tracked, reshard
+from proxsvm.optimizer.averages import Averages, Buffer, Pair, reshard
 from proxsvm.optimizer.ranks import local
+
+STATISTICS = ("running_mean", "running_var")
 
 
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
-    Running means and variances are averaged with the weights' β (of the first averaged group) after each step that was
-    not skipped, and are kept in the optimizer's state. What is evaluated, saved or exported is then the average:
+    What is evaluated, saved or exported is then the average (``docs/averages.md`` has the whole list):
 
-    - ``model.eval()``, ``model.train(False)``, ``optimizer.eval()`` and the ``eval()`` of anything that contains the
-      model (DDP, a compiled module, a LightningModule) put the averages in place; ``train()`` puts the training weights
-      back, bit for bit. Only the whole model switches: ``model.backbone.eval()`` sets the mode of these layers and
-      changes no weight. A call of the model with ``model.training`` set, which trainers may do without ``train()``,
-      puts the training weights back, too. To train with all layers in evaluation mode: ``model.eval();
-      optimizer.train()``.
-    - ``model.state_dict()`` has copies of the averages in both modes, so that no trainer can save anything else, and
-      ``optimizer.state_dict()`` the training weights; together they resume bit for bit, in any order of loading. (The
-      ``state_dict()`` of a part of the model, and ``state_dict(keep_vars=True)``, contain what is in place.)
-    - ``model.load_state_dict()`` alone sets averages and training weights: the best weights, loaded again after
-      training, are those that ``eval()`` uses. (While averages are in place, or after ``optimizer.load_state_dict()``,
-      loading these same averages does not change the training weights.)
-    - ``copy.deepcopy(model)`` and ``torch.save(model)`` give a plain model with the weights that are in place, which
-      follows no optimizer. Call ``model.eval()`` first, as for every export.
+    - ``eval()`` of the model, of the optimizer, or of anything that contains the model puts the averages in place, and
+      ``train()`` the training weights, bit for bit; so does a call with ``model.training`` set. Only the whole model
+      switches, not ``model.backbone.eval()``.
+    - ``model.state_dict()`` has copies of the averages in both modes, ``optimizer.state_dict()`` the training weights;
+      together they resume bit for bit. ``model.load_state_dict()`` alone sets both versions.
+    - Copies, pickles and exports are of a plain model with what is in place: call ``model.eval()`` first.
 
-    The model keeps the optimizer alive. Call ``follow`` again after adding layers, or with a new optimizer of the same
-    parameters. To re-estimate the statistics with the averaged weights: :func:`~proxsvm.refresh_batch_norm`.
+    Running means and variances are averaged with the β of the first averaged group; to re-estimate them instead:
+    :func:`~proxsvm.refresh_batch_norm`. The model keeps the optimizer alive, and is of a subclass of the same name
+    meanwhile. Call ``follow`` again after adding layers, or with a new optimizer of the same parameters;
+    :func:`unfollow` ends it.
 
     Args:
         model: contains all parameters of the optimizer; may be wrapped by DDP or ``torch.compile``.
@@ -57,145 +50,154 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected the nn.Module that the optimizer trains")
     inner, prox = _inner(model), _own(optimizer)
+    averages = averages_of(prox)
     reshard(inner)
-    _check(inner, prox)
-    known = inner.__dict__.get("train")
-    follower = known if isinstance(known, _Follower) else _Follower(inner)
-    if follower.optimizer not in (None, prox):
-        _leave(follower.optimizer, prox)
-    prox._model, prox._tracked, prox._untracked = weakref.ref(inner), list(_statistics(inner)), False
-    follower.optimizer = prox
-    if follower is not known:
-        follower.join(inner)
-    prox._switch(prox.averaged)  # buffers of a state that was loaded before
+    _check(inner, averages)
+    if isinstance(inner, Followed) and inner.followed is not prox:
+        _check_leaving(averages_of(inner.followed), averages)
+        inner.unfollow()
+    if not isinstance(inner, Followed):
+        plain = type(inner)
+        shown = ("__module__", "__qualname__", "__doc__", "__annotations__")
+        names = {name: getattr(plain, name) for name in shown if hasattr(plain, name)}
+        inner.__class__ = type(plain.__name__, (Followed, plain), {**names, "plain": plain})
+    inner.followed = prox
+    averages.lead(inner, list(_buffers(inner)))
+    averages.switch(averages.in_place)  # buffers of a state that was loaded before
 
 
-def _check(model: nn.Module, optimizer: AveragingOptimizer) -> None:
-    """Raise ValueError if the model cannot follow the optimizer."""
-    if all(group["average"] is None for group in optimizer.param_groups):
-        raise ValueError("the optimizer keeps no average to follow: ProxOptimizer(..., average=0.995)")
-    outside = len(_outside(model, optimizer))
-    if outside:
-        raise ValueError(
-            f"{outside} of the optimizer's {len(optimizer._params())} parameters are not in this "
-            f"{type(model).__name__}, but would be switched with it: follow the module that contains all of them"
-        )
-    if optimizer._model is not None and optimizer._model() not in (None, model):
-        raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
+def unfollow(model: nn.Module) -> None:
+    """Let a model, and its parts, stop following their optimizers. What is in place stays in place.
+
+    ``optimizer.eval()`` and ``train()`` still switch the weights, but batch-norm statistics are no longer averaged.
+
+    >>> from proxsvm import ProxOptimizer
+    >>> from proxsvm.losses import L1Regression
+    >>> from proxsvm.solvers import SingleStepFW
+    >>> model = nn.Linear(1, 1)
+    >>> follow(model, ProxOptimizer(L1Regression(), SingleStepFW(), model.parameters(), average=0.5))
+    >>> unfollow(model)
+    >>> type(model) is nn.Linear
+    True
+    """
+    for module in list(model.modules()):
+        if isinstance(module, Followed):
+            module.unfollow()
 
 
-def followed(model: nn.Module) -> list[AveragingOptimizer]:
+def followed(model: nn.Module) -> list[Any]:
     """The optimizers that the model and its parts follow."""
-    trains = (module.__dict__.get("train") for module in model.modules())
-    optimizers = (train.optimizer for train in trains if isinstance(train, _Follower))
-    return [optimizer for optimizer in optimizers if optimizer is not None]
+    return [module.followed for module in model.modules() if isinstance(module, Followed)]
 
 
-def _outside(model: nn.Module, optimizer: AveragingOptimizer) -> list[Tensor]:
-    """The optimizer's parameters that are not in the model."""
-    inside = {id(p) for p in model.parameters()}
-    return [p for p in optimizer._params() if id(p) not in inside]
+def averages_of(optimizer: Any) -> Averages:
+    """The averages of a ProxOptimizer."""
+    found: Averages = optimizer._averages
+    return found
 
 
-def _leave(old: AveragingOptimizer, new: AveragingOptimizer) -> None:
-    """Let a model stop following ``old``, for an optimizer of the same parameters."""
-    if not {id(p) for p in old._params()} & {id(p) for p in new._params()}:
-        raise ValueError(
-            "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "
-            "to one optimizer as groups, or follow each part of the model separately, follow(model.generator, first)"
-        )
-    if old.averaged:
-        raise ValueError(
-            "the model follows another optimizer, whose averages are in place: call model.train() to put the training "
-            "weights back, and then follow the new one"
-        )
-    old._model = old._tracked = None
+class Followed(nn.Module):
+    """Comes before a model's own class while it follows an optimizer. Copies and pickles are of the class itself.
 
-
-class _Follower:
-    """Replaces a model's ``train``, and has its hooks; without an optimizer, on a copy, it does nothing.
-
-    The model refers to it, so its own reference to the model is weak.
+    (An attribute or hooks of the model would be copied, saved and exported with it.)
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model: weakref.ref[nn.Module] = weakref.ref(model)
-        self.optimizer: AveragingOptimizer | None = None
-        self.loading: list[Pair] = []
+    followed = cast(Any, None)  # the ProxOptimizer. Not annotated: torch.jit.script reads the annotations of classes
+    plain = nn.Module
 
-    def join(self, model: nn.Module) -> None:
-        """Replace ``model.train``."""
-        model.__dict__["train"] = self
-        model.register_forward_pre_hook(self.before_forward)
-        # torch sets an attribute on this one, which a method does not allow
-        model.register_state_dict_post_hook(partial(_Follower.after_state_dict, self))  # type: ignore[no-untyped-call]
-        model.register_load_state_dict_pre_hook(self.before_load)  # type: ignore[no-untyped-call]
-        model.register_load_state_dict_post_hook(self.after_load)  # type: ignore[no-untyped-call]
+    def unfollow(self) -> None:
+        """Be an ordinary model again."""
+        averages = averages_of(self.followed)
+        averages.forget_buffers()
+        averages.lead(None, None)
+        del self.followed
+        self.__class__ = self.plain  # type: ignore[assignment]
 
-    def __call__(self, mode: bool = True) -> nn.Module:
-        """``model.train(mode)``, and the optimizer with it."""
-        model = self.model()
-        assert model is not None
-        if self.optimizer is not None:  # first, because it may raise
-            self.optimizer.train() if mode else self.optimizer.eval()
-        type(model).train(model, mode)
-        return model
+    def train(self, mode: bool = True) -> Any:
+        """Switch the optimizer, and then the modes: the first may raise."""
+        averages_of(self.followed).switch_to(not mode)
+        return super().train(mode)
 
-    def before_forward(self, model: nn.Module, args: Any) -> None:
-        """Put the training weights back if ``model.training`` was set without ``train()``, or a state was loaded."""
-        if torch.compiler.is_compiling() or self.optimizer is None:  # step() says what is wrong
-            return
-        if model.training and self.optimizer.averaged:
-            self.optimizer.train()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Put the training weights back if ``training`` was set without ``train()``, or a state was loaded."""
+        if not torch.compiler.is_compiling() and self.training:  # while compiling, step() says what is wrong
+            averages_of(self.followed).switch_to(False)
+        return super().__call__(*args, **kwargs)
 
-    def after_state_dict(self, model: nn.Module, saved: dict[str, Any], prefix: str, _: Any) -> None:
-        """Replace what is in place with copies of the averages, one each, which the next switch does not change."""
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """With copies of the averages, one each, which the next switch does not change."""
+        saved = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         copies: dict[int, Tensor] = {}
-        for name, pair in self._named(model):
-            mean, x = pair.known(pair.average), pair.x
+        for name, pair in self._named():
+            mean, x = pair.version(pair.average), pair.x
             if mean is not None and prefix + name in saved and saved[prefix + name] is not x:  # it is x with keep_vars
                 if id(x) not in copies:
                     copies[id(x)] = mean.to(x.dtype, copy=True)
                 saved[prefix + name] = copies[id(x)]
-
-    def before_load(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        """Record what will be loaded, unless it is the average that is already known, perhaps with more digits."""
-        self.loading = []
-        for name, pair in self._named(model):
-            mean, x, given = pair.known(pair.average), pair.x.detach(), state.get(prefix + name)
-            if mean is None or not isinstance(given, Tensor) or given.is_meta or given.shape != x.shape:
-                continue
-            if not torch.equal(local(mean).to(x.dtype), local(given.detach()).to(x.device, x.dtype)):
-                self.loading.append(pair)
+        return saved
 
     @torch.no_grad()
-    def after_load(self, model: nn.Module, _: Any) -> None:
-        """Set both versions to what was loaded."""
-        for pair in self.loading:
-            for key in {pair.average, pair.weights} & set(pair.own):
-                pair.own[key].copy_(pair.x)
-        self.loading = []
-        if self.optimizer is not None:
-            self.optimizer._tracked = [buffer.restarted() for buffer in self.optimizer._tracked or ()]
-            if _outside(model, self.optimizer):
-                raise RuntimeError(
-                    "load_state_dict(assign=True) gave the model new parameters, but the optimizer still has the old "
-                    "ones: load it before you create the optimizer, or without assign=True"
-                )
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        """Set both versions to what is loaded, unless it is the average that is known, perhaps with more digits."""
+        averages = averages_of(self.followed)
+        if metadata.get("assign_to_params_buffers", False):
+            raise RuntimeError(
+                "load_state_dict(assign=True) gives the model new parameters, but the optimizer has the old ones: load "
+                "it before you create the optimizer, or without assign=True"
+            )
+        for name, pair in self._named():
+            mean, x, given = pair.version(pair.average), pair.x.detach(), state_dict.get(prefix + name)
+            if mean is None or not isinstance(given, Tensor) or given.is_meta or given.shape != x.shape:
+                continue
+            loaded = given.detach().to(x.device, x.dtype)
+            if not torch.equal(local(mean).to(x.dtype), local(loaded)):
+                for key in {pair.average, pair.weights} & set(pair.own):
+                    pair.own[key].copy_(loaded)
+        averages.buffers = [
+            b._replace(first=state_dict.get(prefix + b.path, b.tensor).detach().clone()) for b in averages.buffers or ()
+        ]
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
-    def _named(self, model: nn.Module) -> Iterator[tuple[str, Pair]]:
+    def _named(self) -> Iterator[tuple[str, Pair]]:
         """Everything that has two versions, under all of its names in the model."""
-        if self.optimizer is not None:
-            pairs = {id(pair.x): pair for pair in self.optimizer._pairs()}
-            for named in (model.named_parameters, model.named_buffers):
-                yield from ((name, pairs[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in pairs)
+        pairs = {id(pair.x): pair for pair in averages_of(self.followed).pairs()}
+        for named in (self.named_parameters, self.named_buffers):
+            yield from ((name, pairs[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in pairs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Follower:
-        model = self.model()
-        return _Follower(memo.get(id(model), model))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        build, args, state, *rest = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
+        if type(self) in args:  # copyreg.__newobj__, which insists on the class
+            build, args = object.__new__, tuple(self.plain if x is type(self) else x for x in args)
+        return build, args, {k: v for k, v in state.items() if k != "followed"}, *rest
 
-    def __reduce__(self) -> Any:
-        return _Follower, (self.model(),)
+
+def _check(model: nn.Module, averages: Averages) -> None:
+    """Raise ValueError if the model cannot follow the optimizer."""
+    if all(group["average"] is None for group in averages.groups):
+        raise ValueError("the optimizer keeps no average to follow: ProxOptimizer(..., average=0.995)")
+    params, inside = averages.params(), {id(p) for p in model.parameters()}
+    if outside := sum(id(p) not in inside for p in params):
+        raise ValueError(
+            f"{outside} of the optimizer's {len(params)} parameters are not in this {type(model).__name__}, but would "
+            "be switched with it: follow the module that contains all of them"
+        )
+    if averages.model is not None and averages.model() not in (None, model):
+        raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
+
+
+def _check_leaving(old: Averages, new: Averages) -> None:
+    """Raise ValueError unless a model can stop following ``old``, for an optimizer of the same parameters."""
+    if not {id(p) for p in old.params()} & {id(p) for p in new.params()}:
+        raise ValueError(
+            "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "
+            "to one optimizer as groups, or follow each part of the model separately, follow(model.generator, first)"
+        )
+    if old.in_place:
+        raise ValueError(
+            "the model follows another optimizer, whose averages are in place: call model.train() to put the training "
+            "weights back, and then follow the new one"
+        )
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -209,20 +211,18 @@ def _inner(model: nn.Module) -> nn.Module:
             return model
 
 
-def _own(optimizer: Any) -> AveragingOptimizer:
+def _own(optimizer: Any) -> Any:
     """The ProxOptimizer inside the wrappers of Accelerate or Lightning."""
-    found = optimizer
-    while isinstance(getattr(found, "optimizer", None), torch.optim.Optimizer):
-        found = found.optimizer
-    if not isinstance(found, AveragingOptimizer):
-        raise TypeError(f"optimizer is a {type(found).__name__}; expected a ProxOptimizer(..., average=0.995)")
-    return found
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    if not isinstance(getattr(optimizer, "_averages", None), Averages):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a ProxOptimizer(..., average=0.995)")
+    return optimizer
 
 
-def _statistics(model: nn.Module) -> Iterator[Tracked]:
+def _buffers(model: nn.Module) -> Iterator[Buffer]:
     for path, module in model.named_modules():
-        for name in BUFFERS:
-            buffer = module._buffers.get(name)
-            if buffer is not None and buffer.is_floating_point():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name in STATISTICS and buffer.is_floating_point():
                 full = f"{path}.{name}".replace("_orig_mod.", "").lstrip(".")
-                yield Tracked(module, name, full, buffer.detach().clone())
+                yield Buffer(module, name, full, buffer.detach().clone())

@@ -8,13 +8,15 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import on_host, to_float
+from proxsvm.losses.base import ConvexLoss
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.ranks import local
+from proxsvm.optimizer.state import SHARED, state_dtype
+from proxsvm.solvers.base import DualSolver
 
 OPTIONS = {"params", "lr", "momentum", "weight_decay"}
 KEPT = {  # in every metric
+    "q": "past",
     "z": "velocity",
     "average": "average",
     "weights": "training weights",
@@ -28,7 +30,43 @@ STATISTICS = ("average:", "weights:", "t:")  # the prefixes of a model's average
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
 
-def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_options(
+    loss: object,
+    solver: object,
+    nonfinite: object,
+    max_grad_norm: float | None,
+    process_group: object,
+    fused: object,
+    memory: float,
+) -> None:
+    """Raise unless these can be the options of a ProxOptimizer."""
+    if not isinstance(loss, ConvexLoss):
+        raise TypeError(
+            f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
+            "from the tangent planes of a convex loss. (With several, pass the first, and declare the others: "
+            "term = optimizer.watch(term))"
+        )
+    if not isinstance(solver, DualSolver):
+        hint = ", not its class: add ()" if isinstance(solver, type) else ""
+        raise TypeError(f"solver is {solver!r}; expected an instance of a proxsvm.solvers.DualSolver{hint}")
+    if nonfinite not in ("skip", "raise"):
+        raise ValueError(f"nonfinite is {nonfinite!r}; expected 'skip' or 'raise'")
+    if max_grad_norm is not None:
+        if isinstance(max_grad_norm, str) or not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm!r}; expected a length above 0, or None")
+        if solver.needs_graph:
+            raise ValueError(
+                f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
+                "directions: leave it out, and bound the step by lr"
+            )
+    if isinstance(process_group, str) and process_group != "default":
+        raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
+    if not (fused is None or isinstance(fused, bool)):
+        raise ValueError(f"fused is {fused!r}; expected None (where possible), True (always) or False (never)")
+    _require("memory", memory, "μ in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: float = 0.0) -> None:
     """Raise unless ``group`` is valid; its parameters become a list."""
     lr, mu, decay = (group[k] if k in group else defaults[k] for k in ("lr", "momentum", "weight_decay"))
     if isinstance(lr, str) and lr == "auto":
@@ -40,6 +78,11 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         lr = group["lr"] = lr if lr.dim() == 0 else lr.reshape(())  # the user's own tensor, or a view of it
     _require("lr", lr, "η ≥ 0, finite in float32", lambda x: 0 <= x <= LARGEST)
     _require("momentum", mu, "μ in [0, 1)", lambda x: 0 <= x < 1)
+    if memory and mu:
+        raise ValueError(
+            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which "
+            "γ knows. The paper's own needs memory=0.0"
+        )
     average = group.get("average", defaults.get("average"))
     if average is not None:
         _require("average", average, "None, or the largest weight of the average, in [0, 1)", lambda x: 0 <= x < 1)
@@ -64,7 +107,7 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
             raise TypeError(f"a parameter has layout {tensor.layout}; proxsvm optimizes dense tensors: p.to_dense()")
 
 
-def checked(group: dict[str, Any]) -> dict[str, Any]:
+def checked(group: dict[str, Any], memory: float = 0.0) -> dict[str, Any]:
     """``group``; raise if an option has since been set, by hand or by a scheduler, to an invalid value.
 
     A learning rate on an accelerator is not read.
@@ -73,13 +116,13 @@ def checked(group: dict[str, Any]) -> dict[str, Any]:
         return group
     lr, mu, decay, average = group["lr"], group["momentum"], group["weight_decay"], group["average"]
     try:
-        eta = to_float(lr) if not isinstance(lr, Tensor) or on_host(lr) else 0.0
+        eta = float(lr) if not isinstance(lr, Tensor) or (type(lr) is Tensor and lr.is_cpu) else 0.0
         fine = -ROUNDING <= eta <= LARGEST and 0 <= mu < 1 and 0 <= decay < float("inf")
-        fine = fine and (average is None or 0 <= average < 1)
+        fine = fine and (average is None or 0 <= average < 1) and not (memory and mu)
     except (TypeError, ValueError):
         fine = False
     if not fine:
-        check_group({**group, "params": []}, {})  # says which
+        check_group({**group, "params": []}, {}, memory)  # says which
     return group
 
 
@@ -143,30 +186,20 @@ def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
         check_group({**group, "params": []}, {})
     except TypeError as error:
         raise ValueError(f"group {k} of the state_dict: {error}") from error
-    if group.get("auto") and group["params"]:
-        for name in ("far", "squares"):
-            _check_number(f"{name!r} of group {k}, which lr='auto' needs,", group.get(name))
+    for name in SHARED:
+        if name in group:
+            _check_number(f"{name!r} of group {k}", group[name])
 
 
 def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
     """Raise ValueError unless the state of a parameter is one of this optimizer with this metric."""
     theirs = {name for name in set(state) - set(KEPT) if not str(name).startswith(STATISTICS)}
-    stepped = {"z", "average", "start"} & set(state)
+    stepped = {"q", "z", "average", "start"} & set(state)
     if theirs - set(metric.state) or (stepped and metric.state and not theirs):
         raise ValueError(
             f"the state of parameter {place} has {sorted(map(str, state))}; expected {sorted(KEPT)} at most, and "
             f"{list(metric.state)} of {metric}: it is the state of another optimizer, or was saved with another metric"
         )
-
-
-def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the state ``name`` of a parameter: its own, or float32 or better for sums."""
-    return dtype if name in ("z", "weights", "start") else accumulator(dtype)
-
-
-def state_shape(name: str, p: Tensor, metric: Metric) -> tuple[int, ...]:
-    """The shape of the state ``name`` of a parameter: its own, unless the metric defines another."""
-    return metric.shape(name, p) if name in metric.state else tuple(p.shape)
 
 
 def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> None:
@@ -181,7 +214,12 @@ def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> N
         if not x.is_meta and x < 0:
             raise ValueError(f"{what} is {float(x)}; expected 0 or more")
         return
-    shape, dtype = state_shape(name, p, metric), state_dtype(name, p.dtype)
+    shape, dtype = tuple(p.shape), state_dtype(name, p.dtype)
+    if name in metric.state:
+        expected = metric.start(torch.empty(p.shape, dtype=p.dtype, device="meta")).get(name)
+        if expected is None:
+            raise ValueError(f"{what} is {tuple(x.shape)}; {metric} keeps none for a parameter of shape {shape}")
+        shape, dtype = tuple(expected.shape), expected.dtype
     if x.shape != shape or x.dtype != dtype:
         raise ValueError(
             f"{what} is {tuple(x.shape)}, {x.dtype}; expected {shape}, {dtype}: it was saved with another model or in "

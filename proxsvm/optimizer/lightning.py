@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxsvm._extras import load
-from proxsvm.optimizer.averages import AveragingOptimizer
 from proxsvm.optimizer.follow import follow, followed
+from proxsvm.optimizer.prox_optimizer import ProxOptimizer
 
 Callback: Any = load("lightning.pytorch", extra="trainers").Callback
 
@@ -28,11 +28,11 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
         if not found:
             raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
         for optimizer in found:
-            if isinstance(optimizer, AveragingOptimizer) and optimizer not in followed(pl_module):
+            if isinstance(optimizer, ProxOptimizer) and optimizer not in followed(pl_module):
                 follow(pl_module, optimizer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Put the training weights in place."""
         for optimizer in trainer.optimizers:
-            if isinstance(optimizer, AveragingOptimizer):
+            if isinstance(optimizer, ProxOptimizer):
                 optimizer.train()

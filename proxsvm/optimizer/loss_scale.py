@@ -2,74 +2,39 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.optim import Optimizer
+
+from proxsvm.optimizer.messages import UNSCALED
 
 
 class LossScale(NamedTuple):
-    """The factors that the recorded value and the gradients still carry (None is 1), and whether one is infinite.
+    """The factor S that the recorded value and the gradients carry (None is 1), and whether a gradient is infinite.
 
-    fp16 training multiplies the loss by S before ``backward()``, so the record is S · value. ``scaler.step()`` leaves
-    S · g to an optimizer that declares ``_step_supports_amp_scaling``; after an explicit ``scaler.unscale_()``,
-    as for clipping, the gradients are g but the record is still S · value.
+    fp16 training multiplies the loss by S before ``backward()``. Around the step of an optimizer that declares
+    ``_step_supports_amp_scaling``, ``GradScaler.step()`` sets ``grad_scale`` to S and ``found_inf``. After
+    ``scaler.unscale_()`` the first is None: the gradients are unscaled, the record is not, and nobody tells S.
     """
 
-    of_value: Tensor | None
-    of_gradients: Tensor | None
-    found_inf: Tensor | None
+    scale: Tensor | None = None
+    found_inf: Tensor | None = None
 
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> LossScale:
-        """What holds while ``GradScaler.step()`` runs, and nothing at any other time."""
-        gradients: Tensor | None = getattr(optimizer, "grad_scale", None)
-        unscaled_by: Tensor | None = getattr(optimizer, "_unscaled_by", None)
-        value = gradients
-        if unscaled_by is not None:
-            value = unscaled_by if gradients is None else unscaled_by * gradients
-        return cls(value, gradients, getattr(optimizer, "_found_inf", None))
+    def require_known(self) -> None:
+        """Raise RuntimeError if the scale of the recorded value is unknown."""
+        if self.found_inf is not None and self.scale is None:
+            raise RuntimeError(UNSCALED)
 
 
-NO_SCALE = LossScale(None, None, None)
-
-
-class Scalable(Optimizer):
-    """An optimizer that a GradScaler can drive, and that knows the scale on both of the scaler's paths."""
-
-    _step_supports_amp_scaling = True
-
-    @property
-    def found_inf(self) -> Tensor | None:
-        """Set by ``GradScaler.step()`` around the optimizer's own: above 0 where a gradient is infinite or NaN."""
-        found: Tensor | None = self.__dict__.get("_found_inf")
-        return found
-
-    @found_inf.setter
-    def found_inf(self, found: Tensor) -> None:
-        # After unscale_() the scaler passes no scale on; only its state has it. The setter's
-        # caller is the scaler's own step(), so the user need not pass the scaler.
-        self._found_inf: Tensor | None = found
-        scaler = sys._getframe(1).f_locals.get("self")
-        self._unscaled_by = unscaled_by(scaler, self) if isinstance(scaler, GradScaler) else None
-
-    @found_inf.deleter
-    def found_inf(self) -> None:
-        self._found_inf = self._unscaled_by = None
-
-    def forget_scale(self) -> None:
-        """Call this before raising an error: ``GradScaler.step()`` cleans up only after a step that returns."""
-        self.__dict__.pop("grad_scale", None)
-        del self.found_inf
-
-
-def unscaled_by(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
-    """The scale that ``scaler.unscale_(optimizer)`` has removed from the gradients; None where it was not called."""
+@contextmanager
+def loss_scale(optimizer: Optimizer) -> Iterator[LossScale]:
+    """The scale during a step. The scaler deletes it only after a step that returns, so an error has to."""
     try:
-        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
-        return scaler._get_scale_async() if stage.name == "UNSCALED" else None
-    except (AttributeError, KeyError):  # private parts of torch; a scale that is passed on was not removed
-        return None if getattr(optimizer, "grad_scale", None) is not None else torch.tensor(scaler.get_scale())
+        yield LossScale(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
+    except BaseException:
+        for name in ("grad_scale", "found_inf"):
+            optimizer.__dict__.pop(name, None)
+        raise

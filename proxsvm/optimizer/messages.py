@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+import warnings
+
+import torch
+
+_INNER = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+
 _WAYS_OUT = (
     "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call that criterion "
     "on the model's logits; or call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's "
@@ -11,7 +19,7 @@ _WAYS_OUT = (
 NO_VALUE = (
     "step() has no loss value: no value of this optimizer's own criterion (optimizer.loss) that depends on its "
     f"parameters was differentiated since zero_grad(). Three ways out: {_WAYS_OUT}. (A copy of the criterion, as "
-    "sklearn.clone and skorch make one, is not watched: use optimizer.loss itself.)"
+    "sklearn.clone and skorch make one, is not watched: use optimizer.loss itself; in skorch, override get_loss.)"
 )
 AVERAGED = (
     "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
@@ -24,9 +32,42 @@ NO_ORIGIN = (
     f"belong in lr or sample_weight.) If another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 MISSING = (
-    "a term of the loss is missing from the record: it was added to the criterion's value, and differentiated, but the "
-    "optimizer does not know its value, so γ is wrong. Declare it, term = optimizer.watch(term), or pass the sum that "
-    "was differentiated, optimizer.step(loss=total)"
+    "a term of the loss is missing from the record: it was differentiated, but the optimizer does not know its value, "
+    "so γ is wrong. Call optimizer.backward(total) instead of total.backward(), or declare the term, "
+    "term = optimizer.watch(term), or pass what was differentiated, optimizer.step(loss=total)"
+)
+ZERO = (
+    "the recorded loss value is 0, but its gradient is not. If a term was added to the criterion's value, it is "
+    "missing from the record, and no step moves the parameters any more: call optimizer.backward(total) instead of "
+    "total.backward(), or optimizer.step(loss=total). (At a kink of the loss, where the value is 0, this is harmless.)"
+)
+SECOND_ORDER = (
+    "a recorded loss value was differentiated with create_graph=True. If that gradient is itself differentiated (MAML, "
+    "unrolled steps, gradient penalties), the record is wrong, and so is γ: call optimizer.backward(total) instead of "
+    "total.backward(), or optimizer.step(loss=total)"
+)
+WEIGHTS = (
+    "the samples of a loss with reduction='none' were given different weights. If these depend on the values (focal "
+    "loss, log-sum-exp), the record is wrong, and so is γ: call optimizer.backward(total) instead of total.backward(), "
+    "or optimizer.step(loss=total). Constant weights are right; as sample_weight= they cause no warning"
+)
+USED = (
+    "another optimizer has taken a step for the same loss value: each would move its parameters as if it had to remove "
+    "the whole loss alone, and both together would go too far. Put all parameters into one ProxOptimizer, as parameter "
+    "groups with options of their own"
+)
+INSIDE = (
+    "a value that is recorded already is inside the value of a module that is watched, and would count twice. Watch "
+    "only one of the two modules, or leave out watch() and call optimizer.backward(total) instead of total.backward()"
+)
+SHARED = (
+    "several optimizers watch this criterion, and sharded parameters (FSDP2) do not show which of them a value belongs "
+    "to: give every optimizer a criterion of its own"
+)
+UNSCALED = (
+    "scaler.unscale_(optimizer) has divided the gradients by the loss scale, but not the recorded value, and torch "
+    "does not tell the optimizer that scale. To clip, leave unscale_() out and pass ProxOptimizer(..., "
+    "max_grad_norm=...); or pass the value: scaler.step(optimizer, loss=loss)"
 )
 NEGATIVE = (
     "the loss value is negative; expected 0 or more: γ comes from a loss ℓ ≥ 0, and a step does not follow the "
@@ -43,3 +84,10 @@ SHARDED = (
     "the parameters are sharded (DTensor), and their gradients come from backward() only: use SingleStepFW with "
     "loss.backward() and a bare optimizer.step(). Several steps need whole parameters, as under DDP"
 )
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the user's code from which torch and this package were called."""
+    files = [os.path.abspath(frame.filename) for frame in reversed(traceback.extract_stack())]
+    level = next((k for k, file in enumerate(files) if not file.startswith(_INNER)), 0)
+    warnings.warn(text, stacklevel=level + 1)

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from proxsvm._kernels.scalars import verdict
-from proxsvm._kernels.step import StepKernels
+from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import Number, to_float, to_tensor
+from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
+from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
-from proxsvm.optimizer.averages import AveragingOptimizer
-from proxsvm.optimizer.gradients import gradient_problem
-from proxsvm.optimizer.loss_scale import NO_SCALE, LossScale
-from proxsvm.optimizer.memory import geometry_of
-from proxsvm.optimizer.messages import EDITED, NO_ORIGIN, NO_VALUE, SHARDED
-from proxsvm.optimizer.options import check_options
-from proxsvm.optimizer.ranks import AveragedProblem, ProcessGroup, any_sharded, local_grad, reached
-from proxsvm.optimizer.record import Gradients, Record
-from proxsvm.optimizer.report import StepReport, report_of
+from proxsvm.optimizer.averages import Averages
+from proxsvm.optimizer.groups import check_group, check_options, check_state, checked
+from proxsvm.optimizer.loss_scale import LossScale, loss_scale
+from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
+from proxsvm.optimizer.ranks import (
+    AveragedProblem,
+    ProcessGroup,
+    Ranks,
+    any_sharded,
+    local,
+    local_grad,
+    ranks_of,
+    reached,
+    sharded_geometry,
+)
+from proxsvm.optimizer.record import Record
+from proxsvm.optimizer.state import Store, keep_precision, shared_scalars, upgraded
 from proxsvm.optimizer.value import LossValue, fault, given_value
+from proxsvm.optimizer.watch import watch
+from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
 from proxsvm.solvers.base import DualSolver
+
+
+class StepReport(NamedTuple):
+    """What the last step did, as 0-dim tensors on the device: reading one synchronises."""
+
+    gamma: Tensor
+    loss: Tensor
+    dual: Tensor
+    gap: Tensor | None
+    steps: int
 
 
 class _Step(NamedTuple):
     """A step that is ready to be solved.
 
-    ``spends``: the gradients that the step consumes, and with them the record; None where it computed its own.
+    ``spends``: the gradients that the step consumes, and with them the record; empty where it computed its own.
     """
 
-    problem: ProxProblem
+    problem: Problem
     value: Tensor
-    scale: LossScale = NO_SCALE
-    spends: Gradients | None = None
+    scale: LossScale = LossScale()
+    spends: Sequence[Tensor] = ()
 
 
-class ProxOptimizer(AveragingOptimizer):
+class ProxOptimizer(torch.optim.Optimizer):
     """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
 
     One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
@@ -58,7 +76,7 @@ class ProxOptimizer(AveragingOptimizer):
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
         params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
         lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :class:`~proxsvm.metrics._auto.DistanceOverGradients`. (``group["lr"]`` is then a factor of it, initially
+            :func:`~proxsvm.metrics.auto.distance_over_gradients`. (``group["lr"]`` is then a factor of it, initially
             1, which schedulers may change.)
         momentum: μ in [0, 1).
         weight_decay: r = weight_decay · w.
@@ -74,11 +92,13 @@ class ProxOptimizer(AveragingOptimizer):
             ``Diagonal()``, Adam's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
             ``eval()`` replaces w by w̄, ``train()`` restores w; :func:`proxsvm.follow` lets the model do it.
-        fused: update the weights in two loops compiled by numba (the extra ``fast``) on the CPU, two Triton kernels
-            (the extra ``gpu``) on a GPU, without temporary memory, instead of torch's operations. None uses them
-            where they are installed and can take the parameters. True insists, and raises where they cannot; False
-            never uses them. Results agree up to rounding; state and checkpoints are the same. (``torch.compile`` fuses
-            on its own, whatever the setting.)
+        fused: update the weights in two loops compiled by numba (the extra ``fast``) where the parameters are in CPU
+            memory, without temporary memory, instead of torch's operations. None uses them where they are installed
+            and can take the parameters. True insists, and raises where they cannot; False never uses them. Results
+            agree up to rounding; state and checkpoints are the same. (On an accelerator the step is a fixed number of
+            torch's operations, and ``torch.compile`` fuses them.)
+        memory: μ in [0, 1): the last batches, each linearised where it was seen, are one more sample of the problem, a
+            plane (q, h) with the weight μ²: momentum that γ knows. It excludes the paper's ``momentum``.
 
     >>> from proxsvm.losses import MultiClassHinge
     >>> from proxsvm.solvers import SingleStepFW
@@ -91,6 +111,8 @@ class ProxOptimizer(AveragingOptimizer):
     >>> bool(0 <= optimizer.last.gamma <= 1)
     True
     """
+
+    _step_supports_amp_scaling = True  # a GradScaler leaves the scale to step()
 
     def __init__(
         self,
@@ -106,32 +128,30 @@ class ProxOptimizer(AveragingOptimizer):
         process_group: ProcessGroup = "default",
         fused: bool | None = None,
         metric: Metric | None = None,
+        memory: float = 0.0,
         average: float | None = None,
     ) -> None:
-        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused)
-        super().__init__(
-            params, metric, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average}
-        )
-        self.loss, self.solver, self.nonfinite = loss, solver, nonfinite
+        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused, memory)
+        self.loss, self.solver, self.nonfinite, self.memory = loss, solver, nonfinite, memory
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
-        # a list, because a compiled step can write to one, but not to an attribute
-        self._reports: list[StepReport | partial[StepReport] | None] = [None]
-        first = next(iter(self._params()), torch.empty(()))
-        self.skipped = torch.zeros((), dtype=torch.long, device=first.device)
+        self._metric, self._metrics, self._averages = check_metric(metric), list[Metric](), Averages(self)
+        self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self._terms: list[nn.Module] = []
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average})
         self._prepare()
 
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
+        self._averages.bind(self)
+        self._kernels = Kernels(self.fused)
+        self._replicas_checked, self._warned = False, set[str]()
         params = self._params()
         first = params[0] if params else torch.empty(())
-        self._kernels = StepKernels(self.fused, first)
-        self._replicas_checked, self._warned = False, set[str]()
         me = weakref.ref(self)  # the record must not keep its optimizer alive
         like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
         self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
         for module in (self.loss, *self._terms):
-            self._record.watch(module)
+            watch(module, self._record)
 
     def watch(self, term: nn.Module) -> nn.Module:
         """Register a further convex term of the loss, whose values then count, and return it.
@@ -153,49 +173,35 @@ class ProxOptimizer(AveragingOptimizer):
         """
         if not isinstance(term, nn.Module):
             raise TypeError(f"watch() got a {type(term).__name__}; expected an nn.Module that returns the term's value")
-        self._terms.append(term)
-        self._record.watch(term)
+        if not any(term is known for known in self._terms):
+            self._terms.append(term)
+        watch(term, self._record)
         return term
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
-        add = partial(super().add_param_group, param_group)
-        add() if (record := self.__dict__.get("_record")) is None else record.joined(add)  # None in the constructor
-
-    # The step.
-
-    @property
-    def last(self) -> StepReport | None:
-        """What the last step did; None before the first."""
-        report = self._reports[0]
-        if isinstance(report, partial):
-            report = self._reports[0] = report()
-        return report
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the record of the value that they belong to."""
         super().zero_grad(set_to_none)
         self._record.clear()
 
-    def problem(self, value: Tensor) -> ProxProblem:
-        """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
+    def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
+        """``total.backward()`` for whatever is minimised, and a record of its value, which :meth:`step` then uses.
 
-        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
-        problem averaged over them, and every rank must make this call.
+        The plain loop, ``total.backward()``, knows sums of values of the criterion and of watched terms, with any
+        weights. This also covers terms that nobody watches, functions of values (a square root, a log-sum-exp, focal
+        weights) and gradients of gradients (MAML, gradient penalties). Several calls add up, as gradients do. Under a
+        GradScaler: ``optimizer.backward(scaler.scale(total))``.
+
+        >>> from proxsvm.losses import SquaredError
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
+        >>> optimizer.backward(optimizer.loss(w[None], torch.zeros(1, 1)).sqrt() + 4)     # |w| + 4
+        >>> optimizer.step()
+        tensor(7.)
         """
-        self._require_training()
-        origin: Origin | None = getattr(value, "origin", None)
-        if origin is None:
-            raise ValueError(NO_ORIGIN)
-        params = self._params()
-        if any_sharded(params):
-            raise RuntimeError(SHARDED)
-        ranks = self._ranks()
-        seen = reached(origin.scores, params, ranks)
-        groups = self._groups(lambda p: id(p) in seen)
-        owners = [p for g in groups for p in g["params"]]
-        geometry = geometry_of(groups, owners, self.state, self._kernels, None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+        self._record.backward(total, retain_graph)
+
+    # The step.
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -219,18 +225,26 @@ class ProxOptimizer(AveragingOptimizer):
             )
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
-        self._require_training()
+        self._averages.require_training()
+        with loss_scale(self) as scale:
+            return self._step(closure, loss, scale)
+
+    def _step(
+        self, closure: Callable[[], Tensor | None] | None, loss: Number | None, scale: LossScale
+    ) -> Tensor | None:
+        returned: Tensor | None = None
         if closure is None:
-            step = self._after_backward(loss)
+            step = self._after_backward(loss, scale)
             returned = None if step is None else step.value
         else:
-            mark, age, before = self._record.mark, self._record.generation, self._record.value
+            record = self._record
+            passes, clears, before = record.passes, record.clears, record.sums()[0]
             before = None if before is None else before.clone()  # autograd adds in place
             with torch.enable_grad():
                 returned = closure()
-            if returned is None or self._record.mark != mark:  # it called backward(), or did nothing
-                cleared = self._record.generation != age  # by zero_grad() inside the closure
-                step = self._after_backward(None, self._record.missing(returned, None if cleared else before))
+            if returned is None or record.passes != passes:  # it called backward(), or did nothing
+                undeclared = self._undeclared(returned, before if record.clears == clears else None)
+                step = self._after_backward(None, scale, undeclared)
                 returned = step.value if returned is None and step is not None else returned
             else:
                 step = self._before_backward(returned)
@@ -238,56 +252,83 @@ class ProxOptimizer(AveragingOptimizer):
             point = self.solver.solve(step.problem)
             step.problem.check(point, self.solver)
             self._take(point, step)
-            self._record.spend(step.spends, returned)
+            self._record.spend(step.spends, None if step.spends else returned)
         return returned
+
+    def _undeclared(self, returned: object, before: Tensor | None) -> Tensor | None:
+        """What a closure has returned beyond what was recorded since ``before``."""
+        now = self._record.sums()[0]
+        if now is None or not isinstance(returned, Tensor | float | int):
+            return None
+        recorded = now if before is None else now - before
+        return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
 
     def _before_backward(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
-        self._record.check_value(value)
-        problem = self.problem(value)
-        if problem.on_ranks and not self.solver.on_ranks:
-            raise RuntimeError(
-                f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
-                "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
-            )
-        mean = problem.mean(value.detach())
-        if self.max_grad_norm is not None:  # only with a solver of one direction, see __init__
-            first = problem.first()
-            known = LossValue(mean, to_tensor(problem.floor, mean))
-            problem, _ = gradient_problem(first.delta, known, problem.geometry, max_norm=self.max_grad_norm)
-        return _Step(problem, mean)
+        self._record.require_unused(value)
+        if self.solver.needs_graph:
+            problem = self.problem(value)
+            if problem.on_ranks and not self.solver.on_ranks:
+                raise RuntimeError(
+                    f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
+                    "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
+                )
+            return _Step(problem, problem.mean(value.detach()))
+        graph = self._linearised(value)
+        first, chosen = graph.first(), {id(p) for p in graph.params}
+        space = self._geometry(self._groups(lambda p: id(p) in chosen), None, kernels=True)
+        max_norm, past = self.max_grad_norm, self._past()
+        problem_ = GradientProblem(space, first.delta, first.lam, graph.floor, max_norm=max_norm, past=past)
+        return _Step(problem_, graph.mean(value.detach()))
 
-    def _after_backward(self, loss: Number | None, undeclared: Tensor | None = None) -> _Step | None:
+    def _after_backward(self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None) -> _Step | None:
         """The step for the existing gradients; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
                 "call optimizer.step(lambda: criterion(model(x), y))"
             )
-        groups, owners, grads = self._groups_with_gradients()
-        if not grads:
+        groups = self._groups(lambda p: p.grad is not None)
+        owners = [p for g in groups for p in g["params"]]
+        if not owners:
+            self._require_no_meta()
             return None
-        scale, ranks = LossScale.of(self), self._ranks()
-        seen = Gradients.of(grads)
-        known = self._value(loss, grads[0], scale, seen).plus(undeclared)
-        if loss is None and seen is not None:
-            self._record.check(seen, as_left=ranks is None and scale == NO_SCALE)
-            if self._record.edited:
-                self._warn(EDITED)
-        geometry = geometry_of(groups, owners, self.state, self._kernels, ranks)
-        grads = [local_grad(p) for p in owners] if any_sharded(owners) else grads
-        problem, value = gradient_problem(
-            grads, known, geometry, ranks=ranks, scale=scale.of_gradients, max_norm=self.max_grad_norm
+        grads = [p.grad for p in owners]
+        ranks, compiling = self._ranks(), torch.compiler.is_compiling()
+        known = self._value(loss, grads[0], scale).plus(undeclared)
+        if loss is None and not compiling:
+            self._record.require_unused()
+            if ranks is None and scale.scale is None and undeclared is None:  # others change the gradients rightly
+                for text in self._record.guard.faults():
+                    self._warn(text)
+        value, floor = known.averaged(ranks)
+        problem = GradientProblem(
+            self._geometry(groups, ranks, kernels=True),
+            [local_grad(p) for p in owners] if any_sharded(owners) else grads,
+            value,
+            floor,
+            scale=scale.scale,
+            max_norm=self.max_grad_norm,
+            past=self._past(),
         )
-        if loss is None and (text := fault(value, problem, self._record, declared=undeclared is not None)):
+        if loss is None and not compiling and (text := fault(value, problem)):
             self._warn(text)
-        return _Step(problem, value, scale, seen)
+        return _Step(problem, value, scale, grads)
 
-    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale, seen: Gradients | None) -> LossValue:
+    def _require_no_meta(self) -> None:
+        if any(p.is_meta for p in self._params()):
+            raise RuntimeError(
+                "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
+                "them. Create the optimizer after that, from the model's new parameters"
+            )
+
+    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale) -> LossValue:
         """The value that the gradients belong to: the given one, or the recorded one."""
-        value, floor = self._record.sums(seen)
-        known = None if value is None else LossValue(value, floor).on(grad, scale.of_value)
-        if loss is not None:
+        value, floor = self._record.sums()
+        known = None if value is None else LossValue(value, floor).on(grad, scale.scale)
+        if loss is None:
+            scale.require_known()
+        else:
             given = given_value(loss)
             return LossValue(given).on(grad, None) if known is None else known.replaced(given)
         if known is not None:
@@ -296,36 +337,191 @@ class ProxOptimizer(AveragingOptimizer):
             raise RuntimeError(NO_VALUE)
         return LossValue(torch.zeros(())).on(grad, None)  # lr = 0 everywhere: nothing moves, whatever the value
 
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(text, stacklevel=5)
-
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
-        problem, value, scale, _ = step
-        dual = problem.dual(point) if point.dual is None else point.dual
-        on_device = isinstance(dual, Tensor)
-        overflow: bool | Tensor = False
-        if scale.found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
-            overflow = scale.found_inf.to(value.device) > 0 if on_device else to_float(scale.found_inf) > 0
-        if self.skipped.device != value.device:  # the model has moved
-            self.skipped = self.skipped.to(value.device)
-        raises = self.nonfinite == "raise"
-        skip = verdict(dual, value if on_device else to_float(value), overflow, None if raises else self.skipped)
-        if raises and skip and not overflow:
-            self.forget_scale()
+        problem, value, (_, found_inf), _ = step
+        space, dual = problem.geometry, problem.dual(point) if point.dual is None else point.dual
+        total = dual + value  # finite only if both are
+        skip = (total - total) != 0
+        if self.nonfinite == "raise" and skip and (found_inf is None or not found_inf):
             raise FloatingPointError(
                 f"the loss is {float(value)} and the dual {float(dual)}: a NaN or infinite loss or gradient. Nothing "
                 "was changed; nonfinite='skip' skips such steps"
             )
-        report = partial(report_of, point.gamma, value, dual, point.gap, point.steps)
-        self._reports[0] = report() if on_device else report  # most are never read
-        if raises:
-            self.skipped += skip
-        self._average_buffers(problem.geometry.advance(point, skip))
+        if found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
+            skip = skip | (found_inf.to(skip.device) > 0)
+        after = problem.past_after(point)
+        factor = problem.factor(point)
+        x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
+        stayed = space.advance(x, c, point.gamma, skip, self.memory)
+        self._commit(space, after, skip, stayed)
+        gap = None if point.gap is None else point.gap.to(value)
+        self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps)
 
-    # Copies.
+    def _commit(self, space: Geometry, h: Tensor | None, skip: Tensor, stayed: Sequence[Tensor]) -> None:
+        """Keep the scalars after a step: what was skipped, the past's h, the history of lr="auto", and the counts."""
+        shared = self.param_groups[0]
+        torch._foreach_add_([shared["skipped"]], [skip.to(shared["skipped"].device)])
+        new = {} if h is None else {"h": h}
+        if any(group.auto for group in space.groups) and space.history is not None:
+            new |= space.history._asdict()
+        for name, number in new.items():
+            old = shared[name]
+            torch._foreach_copy_([old], [torch.where(skip.to(old.device), old, number.to(old))])
+        counts = {id(b.kept.steps): (b.kept.steps, stay) for b, stay in zip(space.buckets, stayed, strict=True)}
+        for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
+            if steps is not None:
+                torch._foreach_add_([steps], [stay.logical_not()])
+        if self._averages.updates:
+            self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warn(text)
+
+    # Problems.
+
+    def problem(self, value: Tensor) -> ProxProblem:
+        """The proximal problem of a loss value, at the parameters that it depends on: to solve or verify by hand.
+
+        ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
+        problem averaged over them, and every rank must make this call. With ``memory`` the past is one more sample.
+        """
+        self._averages.require_training()
+        graph, past = self._linearised(value).observe(), self._past()
+        return graph if past is None else PastProblem.of_problem(graph, past)
+
+    def _linearised(self, value: Tensor) -> ProxProblem:
+        """The problem of a value without memory, before the metric has observed its gradient."""
+        origin: Origin | None = getattr(value, "origin", None)
+        if origin is None:
+            raise ValueError(NO_ORIGIN)
+        params = self._params()
+        if any_sharded(params):
+            raise RuntimeError(SHARDED)
+        ranks = self._ranks()
+        seen = reached(origin.scores, params, ranks)
+        geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
+        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+
+    def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
+        """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
+        owners, shared = [p for g in groups for p in g["params"]], self.param_groups[0]
+        store = Store(self.state, groups, owners, self.memory)
+        options: dict[str, Any] = {
+            "history": History(shared["max_distance"], shared["squares"]),
+            "first_distance": FIRST_DISTANCE_WITH_MEMORY if self.memory else FIRST_DISTANCE,
+            "keys": store.keys,
+            "kernels": self._kernels if kernels and self.fused is not False else None,
+        }
+        if not any_sharded(owners):
+            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
+        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
+        return sharded_geometry(*parts, store.kept, owners, ranks, **options)
+
+    def _past(self) -> Past | None:
+        return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
+
+    def _ranks(self) -> Ranks | None:
+        ranks = ranks_of(self.process_group)
+        if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
+            ranks.check(self._params())
+            self._replicas_checked = True
+        return ranks
+
+    def _params(self) -> list[Tensor]:
+        return [p for g in self.param_groups for p in g["params"]]
+
+    def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
+        """The groups, each with its metric and only the wanted parameters."""
+        return [
+            {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            for g, metric in zip(self.param_groups, self._metrics, strict=True)
+        ]
+
+    # Averages.
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the averaged weights are in place, as after ``eval()``."""
+        return self._averages.in_place
+
+    def eval(self) -> None:
+        """Replace the weights with their averages; no step can be taken until ``train()``.
+
+        Nothing is lost and nothing synchronises; after an exception inside, a further ``eval()`` or ``train()``
+        completes the switch. Parameters without an average do not change. For parameters in half precision, both
+        versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward pass it may hold
+        gathered copies of its shards, which have to be dropped.
+
+        >>> from proxsvm.losses import L1Regression
+        >>> from proxsvm.solvers import SingleStepFW
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr=0.5, average=0.5)
+        >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
+        >>> optimizer.eval(); averaged = w.item(); optimizer.train()
+        >>> f"{averaged:.2f}, {w.item():.2f}"
+        '0.55, 0.50'
+        """
+        self._averages.switch_to(True)
+
+    def train(self) -> None:
+        """Put the training weights back, bit for bit."""
+        self._averages.switch_to(False)
+
+    # What the last step did, and states.
+
+    @property
+    def last(self) -> StepReport | None:
+        """What the last step did; None before the first."""
+        return self._reports[0]
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many steps were skipped, because a loss or a gradient was not finite: a 0-dim tensor on the device."""
+        count: Tensor = self.param_groups[0]["skipped"]
+        return count
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its own options, ``metric`` included; it is checked before anything changes."""
+        metric = check_metric(param_group.get("metric", self._metric))
+        group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which does not belong in a state
+        check_group(group, self.defaults, self.memory)
+        super().add_param_group(group)
+        self._metrics.append(metric)
+        self._replicas_checked = False
+        shared_scalars(self.param_groups)
+        self._averages.joined()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, to be saved with the model's own: together they resume bit for bit, in either mode.
+
+        ``"averaged"`` in each group tells whether the model's ``state_dict()`` at the same moment has the averages, as
+        after ``eval()``, and always if the model follows its optimizer. Then this one also holds the training weights.
+        """
+        return self._averages.complete(super().state_dict())
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
+        check_state(upgraded(state_dict), self.param_groups, self._metrics)
+        self._averages.check(state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, and with it the mode that it was saved in; it is checked before anything changes.
+
+        States of version 0.2 are converted. The state of ``Euclidean()`` without momentum or averages holds no tensors,
+        and does not tell its metric: an optimizer with another metric takes over its options, including ``lr``, and
+        starts with fresh moments.
+        """
+        state_dict, averaged = upgraded(state_dict), self.averaged
+        self.check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.setdefault("average", None)  # saved before there were averages
+        keep_precision(state_dict, self.param_groups, self.state)
+        shared_scalars(self.param_groups)
+        self._averages.loaded(averaged)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{k: getattr(self, k) for k in _OWN}}
@@ -337,6 +533,6 @@ class ProxOptimizer(AveragingOptimizer):
 
 
 _OWN = (
-    *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused"),
-    *("_reports", "skipped", "_terms", "_metric", "_metrics", "_tracked", "_untracked"),
+    *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "memory"),
+    *("_reports", "_terms", "_metric", "_metrics", "_averages"),
 )

@@ -18,14 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from proxsvm._kernels.step import StepKernels
-from proxsvm._kernels.tensors import PLAIN, accumulator
-from proxsvm._numbers import Number, to_tensor
+from proxsvm._kernels.tensors import PLAIN
+from proxsvm.geometry import Geometry, Group, Kept
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
-from proxsvm.metrics._cell import Memory
-from proxsvm.metrics._geometry import Geometry
-from proxsvm.metrics._groups import Group
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
@@ -46,18 +42,6 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None, size: int) -> None:
         self.group, self.size = group, size
-
-    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start Σ_ranks x, of one small tensor; call the result to get it. Work done in between hides the latency."""
-        total = x.clone()
-        work = dist.all_reduce(total, group=self.group, async_op=True)
-
-        def wait() -> Tensor:
-            if work is not None:
-                work.wait()
-            return total
-
-        return wait
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The average over ranks of each tensor, in one reduction for each dtype."""
@@ -148,26 +132,40 @@ def copies(p: Tensor, ranks: int) -> int:
 class ShardedGeometry(Geometry):
     """The geometry of this rank's shards: local inner products add up over the ranks, each shard counted once."""
 
-    sharded = True
-
-    def __init__(
-        self,
-        params: list[Tensor],
-        groups: list[Group],
-        kernels: StepKernels,
-        memory: Memory,
-        owners: Sequence[Tensor],
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(params, groups, kernels, [1 / copies(p, ranks.size) for p in owners], memory)
+    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks, **options: Any) -> None:
+        super().__init__(*args, shares=[1 / copies(p, ranks.size) for p in owners], **options)
         self._ranks = ranks
 
-    def reduce(self, numbers: Sequence[Number]) -> Sequence[Number]:
+    def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Σ over the ranks, in one reduction."""
-        like = next((x for x in numbers if isinstance(x, Tensor)), None)
-        empty = self.params[0].new_empty((), dtype=accumulator(self.params[0].dtype)) if like is None else like
-        found = self._ranks.start_sum(torch.stack([to_tensor(x, empty) for x in numbers]))()
-        return found.tolist() if like is None else list(found)
+        total = torch.stack([x.to(numbers[0]) for x in numbers])
+        dist.all_reduce(total, group=self._ranks.group)
+        return list(total)
+
+
+def sharded_geometry(
+    params: list[Tensor],
+    groups: list[Group],
+    kept: Callable[[Group, Sequence[int]], Kept],
+    owners: Sequence[Tensor],
+    ranks: Ranks | None,
+    **options: Any,
+) -> Geometry:
+    """The geometry of this rank's shards ``params`` of the DTensors ``owners``; raises where it cannot be had."""
+    for group in groups:
+        if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
+            raise RuntimeError(
+                f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
+                "such as Diagonal(), or give the sharded parameters a group with another metric"
+            )
+    if ranks is not None:
+        return ShardedGeometry(params, groups, kept, owners=owners, ranks=ranks, **options)
+    if any(is_split(p) for p in owners):
+        raise RuntimeError(
+            "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+            "over: leave process_group at 'default', or give it the ranks of the device mesh"
+        )
+    return Geometry(params, groups, kept, **options)
 
 
 # The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.
@@ -202,7 +200,6 @@ class AveragedProblem(ProxProblem):
         """The averaged problem of this rank's loss value."""
         problem = cls(geometry, origin, AveragedLinearization(origin.scores, geometry.params, ranks))
         problem.ranks = ranks
-        problem.observe()
         return problem
 
     on_ranks = True
@@ -213,8 +210,7 @@ class AveragedProblem(ProxProblem):
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
-        lam, gamma = (to_tensor(x, self.origin.coefficients) for x in (point.lam, point.gamma))
-        if not self.ranks.agree(torch.stack([lam, gamma])):
+        if not self.ranks.agree(torch.stack([point.lam, point.gamma.to(point.lam)])):
             raise RuntimeError(
                 f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
                 "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from proxsvm._numbers import Number, to_tensor
-
 
 class StepReport(NamedTuple):
     """What the last step did, as 0-dim tensors on the device: reading one synchronises."""
@@ -17,9 +15,3 @@ class StepReport(NamedTuple):
     dual: Tensor
     gap: Tensor | None
     steps: int
-
-
-def report_of(gamma: Number, loss: Tensor, dual: Number, gap: Number | None, steps: int) -> StepReport:
-    """The same values, as tensors like the loss."""
-    known = None if gap is None else to_tensor(gap, loss)
-    return StepReport(to_tensor(gamma, loss), loss, to_tensor(dual, loss), known, steps)

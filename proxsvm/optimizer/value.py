@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
-from proxsvm._numbers import Number, on_host, to_float
-from proxsvm.optimizer.messages import MISSING, NEGATIVE
+from proxsvm.geometry import Number
+from proxsvm.optimizer.messages import NEGATIVE, ZERO
 from proxsvm.optimizer.ranks import Ranks
-from proxsvm.optimizer.record import Record
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import GradientProblem
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
 
@@ -51,12 +50,13 @@ class LossValue(NamedTuple):
         kept = given >= self.value * (1 - ROUNDING)
         return LossValue(given, None if self.floor is None else torch.where(kept, self.floor, 0.0))
 
-    def numbers(self, ranks: Ranks | None) -> list[Tensor]:
-        """Value and floor, where there is one; on several ranks both, as parts of their averages."""
-        value, floor = self
+    def averaged(self, ranks: Ranks | None) -> LossValue:
+        """The averages over the ranks, of which any may have a floor."""
         if ranks is None:
-            return [value] if floor is None else [value, floor]
-        return [value / ranks.size, torch.zeros_like(value) if floor is None else floor / ranks.size]
+            return self
+        floor = torch.zeros_like(self.value) if self.floor is None else self.floor
+        value, floor = ranks.mean([torch.stack([self.value, floor])])[0]
+        return LossValue(value, floor)
 
 
 def given_value(loss: Number) -> Tensor:
@@ -67,24 +67,18 @@ def given_value(loss: Number) -> Tensor:
     given = loss.detach() if isinstance(loss, Tensor) else torch.as_tensor(loss, dtype=torch.float64)
     if given.numel() != 1:
         raise ValueError(f"loss is a tensor of shape {tuple(given.shape)}; expected one value")
-    if on_host(given) and -math.inf < to_float(given) < 0:
+    if _readable(given) and -math.inf < float(given) < 0:
         raise ValueError(f"loss is {float(given)}; expected 0 or more: the step-size comes from a loss ℓ ≥ 0")
     return given.reshape(()) if given.dim() else given
 
 
-def fault(value: Tensor, problem: ProxProblem, record: Record, declared: bool) -> str | None:
-    """The warning about the value that was recorded for a gradient; None where nothing is wrong.
-
-    A gradient with the value 0 has lost a term, or is that of a tie or of a value that was rounded to 0: the record is
-    told to find out. ``declared``: whether a closure has returned the whole value.
-    """
-    if record.partial and not declared:
-        return MISSING
-    below = on_host(value) and to_float(value) <= 0 and _has_length(problem)  # an accelerator would synchronise
-    record.doubt(below)
-    return NEGATIVE if below and to_float(value) < -ROUNDING else None
+def fault(value: Tensor, problem: GradientProblem) -> str | None:
+    """The warning about a recorded value that is not positive, though it has a gradient; None on an accelerator."""
+    if not _readable(value) or value > 0 or not problem.products.x_x > ROUNDING:
+        return None  # an accelerator would synchronise; a small value may have been rounded to 0
+    return NEGATIVE if value < -ROUNDING else ZERO
 
 
-def _has_length(problem: ProxProblem) -> bool:
-    products = problem.first().products
-    return products is not None and to_float(products.delta_delta) > 0
+def _readable(x: Tensor) -> bool:
+    """Whether a value can be read without synchronising with a device or breaking a graph."""
+    return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling()

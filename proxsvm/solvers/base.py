@@ -8,7 +8,8 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import NamedTuple, TypeAlias
 
-from proxsvm._numbers import Number
+from torch import Tensor
+
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
@@ -27,6 +28,7 @@ class Trace(NamedTuple):
 
 
 Callback: TypeAlias = Callable[[Trace], None]
+Scalar: TypeAlias = "float | Tensor"  # a tensor where it lives on the device
 
 
 class DualSolver(ABC):
@@ -59,17 +61,17 @@ class Progress:
     """
 
     def __init__(
-        self, dual_of_start: Number, *, tol: float, fraction: float = 0.0, callback: Callback | None = None
+        self, dual_of_start: Scalar, *, tol: float, fraction: float = 0.0, callback: Callback | None = None
     ) -> None:
         self.dual_of_start, self.tol, self.fraction, self.callback = dual_of_start, tol, fraction, callback
-        self.first: Number | None = None
+        self.first: Scalar | None = None
         self.began = time.perf_counter()
 
-    def enough(self, dual: Number, gap: Number) -> Number:
+    def enough(self, dual: Scalar, gap: Scalar) -> Scalar:
         """The gap that ``tol`` requires, tol · (P − D₀)."""
         return self.tol * (gap + dual - self.dual_of_start)
 
-    def stop(self, step: int, dual: Number, gap: Number) -> bool:
+    def stop(self, step: int, dual: Scalar, gap: Scalar) -> bool:
         """Report ``step``; whether the solver may stop. Without a callback nothing else is read from the device."""
         if self.callback is not None:
             d, g = float(dual), float(gap)

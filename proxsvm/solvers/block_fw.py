@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
 import numpy as np
 
-from proxsvm._kernels import jit
 from proxsvm.losses.base import Atom
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._block.base import Blocks, flat_atom, is_feasible
-from proxsvm.solvers._block.gram import GramBlocks
-from proxsvm.solvers._block.rows import RowBlocks
 from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
-
-WORK = 1_000_000  # multiplications per pass times passes: interpreting them takes about as long as compiling
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,9 @@ class BlockFW(DualSolver):
 
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
     memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries: m backward
-    passes in batches, and memory for m·P + m² entries with P parameters. Its loops run on the CPU, compiled by numba
-    where that is installed (the extra ``fast``).
+    passes in batches, and memory for m·P + m² entries with P parameters. Its loops run on the CPU and are compiled by
+    numba (the extra ``fast``) at their first use, which takes some seconds; later processes load them from numba's
+    cache. Without numba they run interpreted, about a hundred times slower.
 
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.
@@ -39,8 +36,6 @@ class BlockFW(DualSolver):
             that still matter (shrinking).
         max_entries: the limit of m·P + m², above which an error is raised.
         seed: of the random order.
-        compiled: use numba; None means where possible, once the work is worth compiling for, which takes a second or
-            more in every process.
         callback: called with a :class:`~proxsvm.solvers.Trace` before each pass.
 
     Reference: Lacoste-Julien, Jaggi, Schmidt and Pletscher, Block-Coordinate Frank-Wolfe Optimization for Structural
@@ -50,7 +45,7 @@ class BlockFW(DualSolver):
     >>> from proxsvm.losses import MultiClassHinge
     >>> X, y = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     >>> problem = ProxProblem.from_features(MultiClassHinge(), X, y, lr=2.0)
-    >>> point = BlockFW(compiled=False).solve(problem)
+    >>> point = BlockFW().solve(problem)
     >>> problem.displacement(point)               # the SVM through (1, 0) and (-1, 1): w_0 - w_1 = 1
     [tensor([[ 0.5000],
             [-0.5000]])]
@@ -61,7 +56,6 @@ class BlockFW(DualSolver):
     inner: int = 25
     max_entries: int = 200_000_000
     seed: int = 0
-    compiled: bool | None = None
     callback: Callback | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,23 +78,24 @@ class BlockFW(DualSolver):
         if start is not None:
             blocks.begin(flat_atom(start))
         progress = Progress(blocks.dual_of_start, tol=self.tol, callback=self.callback)
-        passes = 0
-        while True:
-            compiled = self._compiled(blocks.work)
-            now = blocks.evaluate(compiled)
-            if progress.stop(passes, now.dual, now.gap) or passes == self.max_passes:
-                break
-            blocks.sweep(compiled, rng, now, float(progress.enough(now.dual, now.gap)) / 2)
-            passes += 1
+        passes, now = 0, blocks.evaluate()
+        best, least = None, math.inf  # the gap may rise between passes
+        while not progress.stop(passes, now.dual, now.gap) and passes < self.max_passes and not blocks.exhausted:
+            if now.gap < least:
+                best, least = blocks.snapshot(), now.gap
+            blocks.sweep(rng, now, float(progress.enough(now.dual, now.gap)) / 2)
+            passes, now = passes + 1, blocks.evaluate()
+        if best is not None and now.gap > least:
+            blocks.begin(best)
+            now = blocks.evaluate()
         return replace(blocks.point(now), steps=max(passes, 1))  # 0 steps would mean: the start itself
 
     def _blocks(self, problem: ProxProblem) -> Blocks:
+        # Imported here, because the loops import numba, which takes half a second.
+        from proxsvm.solvers._block.gram import GramBlocks
+        from proxsvm.solvers._block.rows import RowBlocks
+
         features = problem.linearization.features
         if features is None:
             return GramBlocks(problem, self.max_entries)
         return RowBlocks(problem, features, self.inner)
-
-    def _compiled(self, work: int) -> bool:
-        if self.compiled is None:
-            return work > WORK and jit.has_numba()
-        return self.compiled

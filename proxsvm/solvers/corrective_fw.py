@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import detached
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._corrective.atoms import AtomHull

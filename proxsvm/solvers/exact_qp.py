@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxsvm._extras import load
-from proxsvm.losses._hulls import Hull, Listed
 from proxsvm.losses.base import Atom, detached, like, parts
+from proxsvm.losses.hulls import Hull, Listed
 from proxsvm.point import DualPoint, certified
 from proxsvm.problem import ProxProblem
+from proxsvm.solvers._arrays import to_numpy
 from proxsvm.solvers.base import DualSolver, check_options
 
 
@@ -29,7 +29,7 @@ class ExactQP(DualSolver):
 
     Args:
         solver: any QP solver of cvxpy, by its name there.
-        tol: the certified relative gap to reach.
+        tol: the certified relative gap to reach; a solution above it, and above rounding, gives a RuntimeWarning.
         max_entries: the size limit of the dense Jacobian, score entries × parameters.
         max_rounds: how often the oracle may be called for atoms.
         options: passed to the solver as they are.
@@ -51,7 +51,7 @@ class ExactQP(DualSolver):
         factor = _factor(problem, self.max_entries)
         hull = loss.hull(scores, target)
         if hull is not None:
-            return self._best_of(problem, hull, factor)
+            return self._checked(problem, self._best_of(problem, hull, factor))
 
         atoms, bounds = [loss.oracle(scores, target)], origin.lower_bounds()
         if bounds is not None:
@@ -64,7 +64,7 @@ class ExactQP(DualSolver):
                 return point
             found = loss.oracle(problem.linearised_scores(point), target)
             if _all_listed(found, atoms):
-                return point  # the oracle finds nothing better: the rest of the gap is rounding
+                return self._checked(problem, point)  # the oracle finds nothing better
             atoms.append(found)
         raise RuntimeError(
             f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
@@ -72,14 +72,29 @@ class ExactQP(DualSolver):
             "max_rounds or tol"
         )
 
+    def _checked(self, problem: ProxProblem, point: DualPoint) -> DualPoint:
+        """``point``, with a warning where its certified gap is above ``tol`` and rounding."""
+        assert point.gap is not None
+        scale = 1.0 + abs(float(problem.dual(point)))
+        rounding = max(1e-9, 100.0 * torch.finfo(point.delta[0].dtype).eps) * scale  # the solver's own, at least
+        relative = float(problem.relative(point.gap, point))
+        if relative > self.tol and float(point.gap) > rounding:
+            warnings.warn(
+                f"{self.solver} left a relative gap of {relative:.1e} on the exact QP, above tol={self.tol:g}: scale "
+                "the problem, pass options to the solver or try another one, or raise tol",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return point
+
     def _best_of(self, problem: ProxProblem, hull: Hull, factor: np.ndarray[Any, Any]) -> DualPoint:
         polytope, cp = hull.express(), load("cvxpy", extra="qp")
         origin = problem.origin
-        p = _numpy(origin.coefficients)
+        p = to_numpy(origin.coefficients)
         lam: Any = p @ polytope.offset
         weighted = []
         for s, u in zip(polytope.s, parts(origin.scores), strict=True):
-            lam = lam + p @ cp.sum(cp.multiply(_numpy(u).reshape(len(p), -1), s), axis=1)
+            lam = lam + p @ cp.sum(cp.multiply(to_numpy(u).reshape(len(p), -1), s), axis=1)
             weighted.append(cp.reshape(cp.diag(p) @ s, (s.shape[0] * s.shape[1],), order="C"))
         r_plus_delta = factor[:, 0] + factor[:, 1:] @ cp.hstack(weighted)
         qp = cp.Problem(cp.Maximize(lam - cp.sum_squares(r_plus_delta) / 2), polytope.constraints)
@@ -112,7 +127,7 @@ def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:
         )
     r = torch.cat([x.reshape(-1) for x in problem.geometry.r()])
     matrix = problem.geometry.root(torch.cat([r[None], line.jacobian()]).double()).T
-    return _numpy(torch.linalg.qr(matrix, mode="r").R if m + 1 < P else matrix)
+    return to_numpy(torch.linalg.qr(matrix, mode="r").R if m + 1 < P else matrix)
 
 
 def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
@@ -126,7 +141,3 @@ def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
             same = same & (a == b).reshape(n, -1).all(1)
         listed = listed | same
     return bool(listed.all())
-
-
-def _numpy(x: Tensor) -> np.ndarray[Any, Any]:
-    return np.asarray(x.detach().cpu().double().numpy())

@@ -1,38 +1,69 @@
-"""The benchmarks' own parts: timing in turn, tables, and data of the right shape."""
+"""The benchmarks' own parts: timing in turn, tables, data of the right shape; and the ceilings that need no clock."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks import calls
 from benchmarks.__main__ import NAMES
-from benchmarks.common import Options, fashion_mnist, interleaved, table, text_like, write
+from benchmarks.common import Options, interleaved, ratio, table, write
 from benchmarks.compare import compare, run_in_turn
+from benchmarks.linear import fashion_mnist, text_like
+from benchmarks.training_step import networks, torchs, training_step
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_runs_are_timed_in_turn():
     order: list[str] = []
-    seconds = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
-    assert order == ["a", "b"] * 3
-    assert set(seconds) == {"a", "b"}
+    times = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, inner=2, warm_up=1)
+    assert order == ["a", "a", "b", "b"] * 4
+    assert len(times["a"].times) == 3
+    assert ratio(times, "a", "a") == 1.0
 
 
 def test_a_result_is_a_table_and_a_file(tmp_path, capsys):
     rows = [{"x": 1, "y": 0.123456}]
     assert table(rows).splitlines()[-1] == "| 1 | 0.123 |"
-    write(Options(True, tmp_path, Path("none"), 1), "trial", rows, "A note.")
+    write(Options(out=tmp_path), "trial", rows, "A note.")
     assert json.loads((tmp_path / "trial.json").read_text())["rows"] == rows
     assert "A note." in capsys.readouterr().out
 
 
-def test_every_benchmark_is_a_file():
-    folder = Path(__file__).parents[2] / "benchmarks"
-    assert all((folder / f"{name}.py").exists() for name in NAMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_has_a_main(name):
+    assert callable(importlib.import_module(f"benchmarks.{name}").main)
+
+
+@pytest.mark.parametrize(
+    ("name", "ceiling"), {"Euclidean": 45, "Euclidean, average": 55, "Diagonal": 60, "Diagonal, average": 70}.items()
+)
+def test_a_step_on_an_accelerator_is_few_operations_whatever_the_number_of_tensors(name, ceiling):
+    few, many = (calls.count(calls.MAKES[name], [(8, 8), (8,)] * n) for n in (5, 100))
+    assert len(few.names) == len(many.names) <= ceiling
+    assert not many.waits
+
+
+def test_calls_that_grow_with_the_tensors_are_seen():
+    pytest.importorskip("prodigyopt", reason="the extra 'peers' is not installed")
+    few, many = (calls.count(calls.MAKES["Prodigy"], [(8, 8), (8,)] * n) for n in (5, 100))
+    assert len(many.names) > 10 * len(few.names)
+    assert many.waits
+
+
+def test_a_training_step_trains():
+    torch.set_default_dtype(torch.float32)
+    model = torch.nn.Linear(512, 10)
+    before = model.weight.clone()
+    _, x, y = networks(1)["MLP 4 × 512, batch 128"]
+    training_step((lambda: model, x, y), torchs(torch.optim.AdamW, average=True))()
+    assert not torch.equal(model.weight, before)
 
 
 def test_missing_images_are_made_up_and_said_so(tmp_path):
@@ -62,7 +93,7 @@ def test_two_folders_of_runs_are_compared_by_their_medians(tmp_path):
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a checkout of git is needed")
 def test_another_commit_is_benchmarked_in_turn_with_this_tree(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    run_in_turn("HEAD", ["launches"], 1, tmp_path, ["--quick"])
-    found = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("launches.json")}
+    run_in_turn("HEAD", ["calls"], 1, tmp_path, ["--quick"])
+    found = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("calls.json")}
     assert found == {"before", "after"}
     assert not (tmp_path / "tree").exists()

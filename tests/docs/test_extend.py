@@ -1,9 +1,6 @@
-"""docs/extend.md and docs/structured.md run, block after block; a structure of one's own keeps its promises."""
+"""What docs/extend.md promises of a structure of one's own; the page itself runs in test_pages.py."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,30 +9,6 @@ from proxsvm import ProxProblem
 from proxsvm.losses import Atom, StructuredHinge
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def run_blocks(page: Path) -> None:
-    torch.set_default_dtype(torch.float32)  # as a reader has it
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
-        exec(compile(block, str(page), "exec"), namespace)
-
-
-def test_extend_runs(capsys):
-    run_blocks(DOCS / "extend.md")
-    out = capsys.readouterr().out
-    assert "tensor(2.5000)" in out
-    assert "VIOLATED" not in out
-    assert "exact=False" in out
-
-
-def test_structured_runs():
-    page = DOCS / "structured.md"
-    run_blocks(page)
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-        assert (DOCS / link).exists(), link
 
 
 class Pair(StructuredHinge):

@@ -1,4 +1,4 @@
-"""The list of external links is complete, its check can fail, and links between files lead somewhere."""
+"""The list of external links is complete, its check can fail; links between files and commands lead somewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from benchmarks.__main__ import NAMES
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("links", ROOT / "docs" / "links.py")
@@ -37,7 +39,15 @@ def test_an_address_answers_or_does_not():
         server.shutdown()
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
-def test_links_to_files_lead_somewhere(page):
-    for link in re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)", page.read_text()):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
+def test_links_and_commands_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    for link in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", text):
+        assert (page.parent / link).exists(), link
+    makefile = (ROOT / "Makefile").read_text()
+    for command in re.findall(r"`make ([a-z-]+)", text):
+        assert f"\n{command}:" in makefile, command
+    if page.name != "CHANGELOG.md":
+        text = re.sub(r"\(its\s+`[^`]*`\)", "", text)  # "version 0.2 (its `...`)": a command of the past
+        for names in re.findall(r"`python -m benchmarks ([a-z_]+(?: [a-z_]+)*)", text):
+            assert not set(names.split()) - set(NAMES), names

@@ -1,4 +1,4 @@
-"""The code of every page and notebook of docs/ runs, and prints what the page says it prints.
+"""The code of the README and of every page and notebook of docs/ runs, and prints what the page says it prints.
 
 A page's ```python blocks run one after another in one namespace. A block titled "prints" that follows one is what it
 must print: the words exactly, the numbers roughly (other machines round otherwise), "..." for anything. Code of other
@@ -15,16 +15,17 @@ import matplotlib
 import pytest
 import torch
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n+^```text title="prints"\n(.*?)^```)?', re.S | re.M)
-PAGES = sorted(page for page in DOCS.rglob("*.md") if BLOCK.search(page.read_text()))
+PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if BLOCK.search(page.read_text())]
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 ROUGHLY, TINY = 0.25, 1e-4
 
 
 def name(path: Path) -> str:
-    return str(path.relative_to(DOCS))
+    return str(path.relative_to(ROOT))
 
 
 def agrees(expected: str, printed: str) -> bool:
@@ -65,6 +66,7 @@ def test_a_pages_code_runs_and_prints_what_it_says(page, capsys):
         line = text[: match.start()].count("\n") + 1
         exec(compile("\n" * line + code, str(page), "exec"), namespace)
         printed = capsys.readouterr().out
+        assert "VIOLATED" not in printed  # what verify() says of a step that breaks its bounds
         if expected is not None:
             assert agrees(expected, printed), f"{name(page)}:{line} prints\n{printed}\nand not\n{expected}"
 
@@ -96,3 +98,11 @@ def test_every_picture_has_its_drawing():
     drawn = {path.stem.replace("_", "-") for path in DOCS.glob("pictures/[a-z]*.py")}
     kept = {path.stem for path in DOCS.glob("pictures/*.svg")}
     assert used == drawn == kept
+
+
+@pytest.mark.parametrize("page", ["stack.md", "averages.md"])
+def test_the_tests_that_a_table_names_exist(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / page).read_text())
+    assert named
+    for file, test in named:
+        assert f"def {test}" in (ROOT / file).read_text(), f"{file}::{test}"

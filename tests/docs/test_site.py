@@ -19,17 +19,8 @@ pytest.importorskip("zensical", reason="the extra 'docs' is not installed")
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium or Chrome, which is not installed")
-PUBLIC = (
-    "proxsvm",
-    "proxsvm.losses",
-    "proxsvm.solvers",
-    "proxsvm.metrics",
-    "proxsvm.optimizer",
-    "proxsvm.verification",
-    "proxsvm.estimators",
-    "proxsvm.checkpoint",
-    "proxsvm.linearization",
-)
+PARTS = ("losses", "solvers", "metrics", "optimizer", "verification", "estimators", "checkpoint", "linearization")
+PUBLIC = ("proxsvm", *(f"proxsvm.{part}" for part in PARTS))
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +71,8 @@ def seen(page: Path, script: str, width: int = 1400) -> object:
         "<body><script>addEventListener('message', event => { document.body.dataset.seen = event.data })</script>"
         f"<iframe src='probe.html' style='border: 0; width: {width}px; height: 800px'></iframe></body>"
     )
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={page.parent}/user",
-    ]
-    command = [CHROMIUM, *options, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
+    command = [CHROMIUM, *options, f"--user-data-dir={page.parent}/user", "--dump-dom", frame.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     return json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
 

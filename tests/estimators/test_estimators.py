@@ -41,8 +41,6 @@ def test_check_estimator(estimator):
     """Each of scikit-learn's checks; those that need pandas or the array API say so by skipping."""
     ran = 0
     for instance, check in estimator_checks_generator(estimator):
-        if "sample_weight_equivalence" in str(check):  # compares seven digits
-            instance.set_params(tol=1e-14)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -176,16 +174,14 @@ def test_a_warm_start_of_a_loss_without_a_closed_hull_needs_the_same_loss():
 
 @pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
 @pytest.mark.parametrize("classes", [2, 3, 4])
-@pytest.mark.parametrize("compiled", [False, True], ids=["interpreted", "compiled"])
 @pytest.mark.parametrize("C", [1e2, 1e16, 1e25])
-def test_a_huge_c_gives_the_hard_margin(C, layout, classes, compiled):
+def test_a_huge_c_gives_the_hard_margin(C, layout, classes):
     """Issue 17.22: α is of the size 1/(C‖x‖²), which no absolute threshold may swallow."""
     y = np.arange(20) % classes
     X = 3.0 * np.eye(classes)[y]  # so that W = (1 − mean)/3, of the length √(K − 1)/3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a margin's rounding times C is no small gap
-        solver = BlockFW(compiled=compiled)
-        model = LinearSVM(C=C, tol=1e-6, max_iter=100, fit_intercept=False, solver=solver).fit(layout(X), y)
+        model = LinearSVM(C=C, tol=1e-6, max_iter=100, fit_intercept=False).fit(layout(X), y)
     W = (np.eye(classes) - 1 / classes) / 3
     np.testing.assert_allclose(model.coef_, W[1:] - W[:1] if classes == 2 else W, atol=1e-3)
     dual, exact = model.objective_ - model.dual_gap_, (classes - 1) / 18

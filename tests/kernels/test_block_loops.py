@@ -1,4 +1,4 @@
-"""The loops of BlockFW against plain formulas, interpreted and compiled."""
+"""The loops of BlockFW against plain formulas."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxsvm.losses._hulls import project_on_simplex
-from proxsvm.solvers._block.base import kernels
-
-each_way = pytest.mark.parametrize("compiled", [False, True], ids=["interpreted", "compiled"])
+from proxsvm._kernels import block_loops as loops
+from proxsvm.losses.hulls import project_on_simplex
 
 
-@each_way
 @given(size=st.integers(2, 9), seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e6), listed=st.booleans())
-def test_the_two_projections_on_the_simplex_agree(compiled, size, seed, scale, listed):
+def test_the_two_projections_on_the_simplex_agree(size, seed, scale, listed):
     """The kernel's, of one row less e_own, and the hulls', of a batch."""
     rng = np.random.default_rng(seed)
     z, own = rng.standard_normal(size) * scale, int(rng.integers(size)) if listed else -1
@@ -24,45 +21,73 @@ def test_the_two_projections_on_the_simplex_agree(compiled, size, seed, scale, l
         z[0] = z[-1]  # a tie
     e = np.eye(size)[own] if listed else np.zeros(size)
     expected = project_on_simplex(torch.tensor(z + e)[None])[0].numpy() - e
-    kernels(compiled).project(z, size, own)
+    loops.project(z, size, own)
     np.testing.assert_allclose(z, expected, rtol=0, atol=1e-14 * max(1.0, scale))
 
 
-@each_way
 @pytest.mark.parametrize("size", [2, 3, 6])
 @pytest.mark.parametrize("scale", [1e-10, 1e-20, 1e-100])
-def test_a_small_s_keeps_its_digits(compiled, size, scale):
+def test_a_small_s_keeps_its_digits(size, scale):
     """Where no floor is near, s − mean(s): relative to the size of s, not to 1."""
     z = np.random.default_rng(size).uniform(1.0, 1.1, size)
     z[0] = 0.0  # the target's own, which pays for the others
     expected = (z - z.mean()) * scale
     z *= scale
-    kernels(compiled).project(z, size, 0)
+    loops.project(z, size, 0)
     np.testing.assert_allclose(z, expected, rtol=1e-12, atol=0)
 
 
-@each_way
-@pytest.mark.parametrize("h", [1e-3, 1.0, 1e20])
-def test_three_classes_in_registers_equal_the_general_sweep(compiled, h):
-    loops, rng = kernels(compiled), np.random.default_rng(0)
-    n, F = 40, 5
-    rows = rng.standard_normal(n * F), np.tile(np.arange(F, dtype=np.int32), n), np.arange(0, n * F + 1, F)
-    data = rows[0].reshape(n, F)
-    step = h / (data**2).sum(1)
-    target, cost = rng.integers(3, size=n), np.ones((n, 3))
-    cost[np.arange(n), target] = 0.0
-    results = []
-    for name in ("three_sweep", "simplex_sweep"):
-        s, W = np.zeros((n, 3)), np.zeros((3, F), order="F")
-        everyone = (np.tile(np.arange(3, dtype=np.int32), (n, 1)), np.full(n, 3, np.int32))
-        live = () if name == "three_sweep" else everyone
-        for _ in range(3):
-            for array, full in zip(live, (np.tile(np.arange(3), (n, 1)), 3), strict=False):
-                array[:] = full
-            sweep, order = getattr(loops, name), np.arange(n)
-            _, total = sweep(order, 0.0, step, np.full(n, h), target, cost, s, *live, W, *rows)
-        assert np.abs(s.sum(1)).max() <= 1e-15 * np.abs(s).max()
-        np.testing.assert_allclose(W, -(step[:, None] * s).T @ data, rtol=0, atol=1e-12 * np.abs(W).max())
-        results.append((s, W, total))
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+@pytest.mark.parametrize("K", [2, 3, 4, 7, 100])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9])
+def test_products_of_sparse_rows_equal_those_of_dense_ones(K, size):
+    rng, size = np.random.default_rng(0), min(size, K)
+    x = rng.standard_normal((3, 6)) * (rng.random((3, 6)) < 0.5)
+    indices, starts = np.nonzero(x)[1].astype(np.int32), np.r_[0, np.cumsum((x != 0).sum(1))].astype(np.int32)
+    ks = np.sort(rng.permutation(K)[:size]).astype(np.int32)
+    z, g, buffer, dense = np.empty(K), rng.standard_normal(size), np.empty(K), rng.standard_normal((K, 6))
+    W = np.asfortranarray(dense)
+    for i in range(3):
+        loops.row_scores(W, ks, size, z, i, x[x != 0], indices, starts)
+        np.testing.assert_allclose(z[:size], dense[ks] @ x[i], atol=1e-14)
+        loops.row_update(W, ks, size, g, buffer, i, x[x != 0], indices, starts)
+        dense[ks] += np.outer(g, x[i])
+        np.testing.assert_allclose(W, dense, atol=1e-14)
+
+
+@given(z=st.floats(-600, 1e8))
+def test_omega_solves_its_equation(z):
+    x = loops.wright_omega(z)
+    assert x > 0
+    assert x + np.log(x) == pytest.approx(z, rel=1e-13, abs=1e-13)
+
+
+@given(
+    K=st.integers(1, 8), seed=st.integers(0, 10_000), log_g=st.floats(-25, 15), scale=st.sampled_from([0.1, 1.0, 30.0])
+)
+def test_the_point_under_the_entropy_solves_its_equations(K, seed, log_g, scale):
+    """g α + log α + θ = v + g α₀ for one θ, and Σα = 1."""
+    rng, g = np.random.default_rng(seed), float(np.exp(log_g))
+    b, alpha = rng.standard_normal(K) * scale + g * rng.dirichlet(np.ones(K)), np.empty(K)
+    loops.entropy_point(b, g, alpha)
+    assert alpha.sum() == pytest.approx(1, abs=1e-14)
+    theta = (b - g * alpha - np.log(alpha))[alpha > 1e-300]
+    assert np.ptp(theta) <= 1e-9 * (1 + scale + g)
+
+
+@given(
+    K=st.integers(1, 30),
+    seed=st.integers(0, 10_000),
+    g=st.floats(-25, np.log(loops.NEAR_SOFTMAX)).map(np.exp),
+    scale=st.sampled_from([1e-3, 1.0, 30.0, 1000.0]),
+    flat=st.sampled_from([1e-3, 0.05, 1.0]),  # α₀ is near a corner, or inside
+)
+def test_near_the_softmax_it_is_the_same_point(K, seed, g, scale, flat):
+    rng = np.random.default_rng(seed)
+    v, before = rng.standard_normal(K) * scale, rng.dirichlet(np.full(K, flat))
+    logs, alpha, expected = np.empty(K), np.empty(K), np.empty(K)
+    loops.log_softmax(v, logs, alpha)
+    np.testing.assert_allclose(alpha, np.exp(logs), rtol=1e-11)
+    loops.entropy_point_near(v + g * before, g, logs, alpha)
+    loops.entropy_point(v + g * before, g, expected)
+    np.testing.assert_allclose(alpha, expected, rtol=0, atol=1e-8)
+    assert alpha.sum() == pytest.approx(1, abs=1e-14)

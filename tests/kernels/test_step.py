@@ -12,6 +12,7 @@ from torch import nn
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_optimizer import batches
@@ -88,8 +89,8 @@ def go_to_single_precision(life):
     life.train()
     state = copy.deepcopy(life.optimizer.state_dict())
     life.model.float()
-    for s in state["state"].values():
-        s["z"] = s["z"].float()
+    for own in state["state"].values():
+        own.update({name: x.float() for name, x in own.items()})
     life.optimizer.load_state_dict(state)
     life.train()
 
@@ -125,9 +126,18 @@ EVENTS = {
 }
 
 
+OPTIONS = [
+    {},
+    {"momentum": 0.0, "max_grad_norm": 0.3},
+    {"metric": Diagonal(), "lr": 0.01, "average": 0.9},
+    {"momentum": 0.0, "memory": 0.9, "metric": Diagonal(), "lr": "auto", "average": 0.9},
+    {"momentum": 0.0, "memory": 0.8, "max_grad_norm": 0.3},
+]
+
+
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.0, "max_grad_norm": 0.3}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_whatever_happens_the_numbers_are_those_of_torchs_kernels(event, options, fused):
     lives = [Life(False, **options), Life(fused, **options)]
     for life in lives:

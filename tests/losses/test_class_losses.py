@@ -13,7 +13,6 @@ from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import (
     AveragePrecisionHinge,
     BinaryCrossEntropy,
-    ConvexLoss,
     CrossEntropy,
     LovaszHinge,
     MultiClassHinge,
@@ -43,18 +42,14 @@ def batch(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0):
     return u.requires_grad_(), torch.randint(K, shape, generator=generator)
 
 
-def general(loss: ConvexLoss, u, y):
-    """The path without the compiled loop."""
-    return ConvexLoss.forward(loss, u, y)
-
-
 def both(loss, u, y):
-    """Value and gradient by the loop and without it, which must be the same; the first of them."""
-    found = []
-    for value in (loss(u, y), general(loss, u, y)):
-        found.append((value.detach(), *torch.autograd.grad(value, u)))
-    torch.testing.assert_close(found[0], found[1])
-    return found[0]
+    """Value and gradient, which are the atom's as well."""
+    value = loss(u, y)
+    (gradient,) = torch.autograd.grad(value, u)
+    problem = ProxProblem.from_scores(loss, u, y, [u], lr=1.0)
+    torch.testing.assert_close(problem.first().delta[0], gradient)
+    torch.testing.assert_close(problem.first().lam, value.detach())
+    return value.detach(), gradient
 
 
 @each_kind
@@ -191,7 +186,6 @@ def test_nan_scores_make_the_value_nan_and_raise_nothing(kind, dtype, at):
     u[2, at] = torch.nan
     y = torch.zeros(4, dtype=torch.long)
     assert kind()(u, y).isnan()
-    assert general(kind(), u, y).isnan()
 
 
 @each_kind
@@ -269,20 +263,3 @@ def test_reduction_none_under_autocast_computes_in_float32(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(kind(reduction="none")(u, y), expected)
         torch.testing.assert_close(kind()(u, y), expected.mean(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("ignore_index", [-100, 2])
-def test_a_model_is_traced_by_fx_as_one_that_calls_its_criterion(ignore_index):
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.criterion = nn.Linear(5, K), MultiClassHinge(ignore_index=ignore_index)
-
-        def forward(self, x, y):
-            return self.criterion(self.body(x), y)
-
-    network, y = Network(), torch.randint(K, (6,))
-    y[0] = 0
-    traced = torch.fx.symbolic_trace(network)
-    x = torch.randn(6, 5)
-    assert torch.equal(traced(x, y), network(x, y))

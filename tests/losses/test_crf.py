@@ -14,6 +14,7 @@ from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, TreeCRF, TreeHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import check_loss, verify
+from tests.cases import expanded
 
 
 def enumerated(unary: Tensor, pairwise: Tensor, parents: list[int]) -> tuple[Tensor, Tensor]:
@@ -129,8 +130,8 @@ def test_a_chain_is_a_tree():
 def test_the_hinges_smoothed_atom_is_the_gradient_of_the_likelihood():
     scores, labels = (torch.randn(3, 4, 3), torch.randn(3, 3)), torch.randint(3, (3, 4))
     hinge, crf = ChainHinge(smooth=True), ChainCRF()
-    soft = hinge.smoothed(*hinge.prepare(scores, labels))
-    for a, b in zip(soft.s, crf.oracle(*crf.prepare(scores, labels)).s, strict=True):
+    soft = hinge.smoothed(*expanded(hinge, scores, labels))
+    for a, b in zip(soft.s, crf.oracle(*expanded(crf, scores, labels)).s, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -146,7 +147,7 @@ def test_the_atom_is_its_own_value(seed, scale):
     """⟨s, u⟩ + c, with c the entropy of the marginals, is log Z − score(y)."""
     torch.manual_seed(seed)
     loss, labels = ChainCRF(), torch.randint(3, (4, 5))
-    scores, target = loss.prepare((scale * torch.randn(4, 5, 3), torch.randn(3, 3)), labels)
+    scores, target = expanded(loss, (scale * torch.randn(4, 5, 3), torch.randn(3, 3)), labels)
     atom = loss.oracle(scores, target)
     torch.testing.assert_close(atom.b(scores), atom.value, atol=1e-11 * scale, rtol=1e-10)
     assert (atom.value >= 0).all()

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from proxsvm import ProxProblem, losses
-from proxsvm.losses import ChainHinge, TreeHinge
-from proxsvm.losses._forest import Forest
-from proxsvm.losses._max_sum import sum_product
+from proxsvm.losses import Atom, ChainCRF, ChainHinge, TreeHinge
 from proxsvm.losses.base import parts
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import check_loss, verify
@@ -72,8 +70,7 @@ def test_a_chain_is_its_enumeration(B, V, K, seed, ties, own, ends, normalize, w
     value = loss(scores, (labels, lengths))
     predicted = loss.decode(scores, lengths=lengths)
     augmented = loss.decode(scores, (labels, lengths))
-    prepared, target = loss.prepare(scores, (labels, lengths))
-    _, node, _ = sum_product(*prepared, target.parents)
+    node, _ = ChainCRF().marginals(scores, lengths=lengths)
     for i, T in enumerate(lengths.tolist()):
         u = unary[i, :T].clone()
         if ends:
@@ -117,15 +114,6 @@ def test_a_tree_is_its_enumeration(B, V, K, seed, ties, shared, roots):
         best = float((score + (every != y).sum(1)).max() - tree_score(y[None], unary[i], p, tree))
         assert value[i] == pytest.approx(best, abs=1e-9)
         assert score[every.eq(predicted[i, :T]).all(1)] == pytest.approx(float(score.max()), abs=1e-9)
-
-
-@given(B=st.integers(1, 4), V=st.integers(2, 6), K=st.integers(1, 4), seed=st.integers(0, 10**6))
-def test_marginals_are_the_gradient_of_the_log_partition(B, V, K, seed):
-    torch.manual_seed(seed)
-    unary, pairwise = torch.randn(B, V, K, requires_grad=True), torch.randn(B, V - 1, K, K, requires_grad=True)
-    parents = torch.stack([torch.randint(v, (B,)) for v in range(1, V)], 1)
-    gradient = torch.autograd.grad(sum_product(unary, pairwise, parents)[0].sum(), (unary, pairwise))
-    torch.testing.assert_close(sum_product(unary.detach(), pairwise.detach(), parents)[1:], gradient)
 
 
 @given(seed=st.integers(0, 10**6), more=st.integers(1, 4), smooth=st.booleans(), normalize=st.booleans())
@@ -176,10 +164,15 @@ def test_a_chain_is_a_tree():
 class Listed(ChainHinge):
     """The same chain by its list of labellings instead of the flow polytope."""
 
-    def hull(self, scores: Any, target: Forest) -> losses.Listed:
+    def hull(self, scores: Any, target: Any) -> losses.Listed:
         B, V, K = scores[0].shape
-        every = every_labelling(V, K)
-        return losses.Listed([self._atom(target._replace(labels=z.expand(B, V)), scores, target) for z in every])
+        truth, delta = self.structure.features(target, scores), self._part_costs(target, scores)[0]
+        atoms = []
+        for z in every_labelling(V, K):
+            phi = self.structure.features(target._replace(labels=z.expand(B, V)), scores)
+            s = tuple(a - b for a, b in zip(phi, truth, strict=True))
+            atoms.append(Atom(s, (s[0] * delta).sum((1, 2))))
+        return losses.Listed(atoms)
 
 
 def chain_problem(loss: ChainHinge, lr: float, seed: int = 0) -> ProxProblem:

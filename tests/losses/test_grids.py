@@ -14,8 +14,8 @@ from torch import Tensor
 
 from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import GridHinge
-from proxsvm.losses._graph_cut import maxflow_cut, scipy_cut
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.structures import maxflow_cut, scipy_cut
 from proxsvm.verification import check_loss, verify
 
 CUTS = [scipy_cut]

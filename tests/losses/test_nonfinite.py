@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxsvm import ProxOptimizer, ProxProblem
-from proxsvm.losses import ChainCRF, ChainHinge, GridHinge, MultiLabelHinge, TreeHinge, _chains, _forest
+from proxsvm.losses import ChainHinge, GridHinge, MultiLabelHinge, TreeHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import MODELS, each_loss, setting
+from tests.cases import MODELS, each_loss, expanded, setting
 
 B, T, K = 3, 4, 3
 CHAIN = torch.arange(-1, T - 1).expand(B, T)
@@ -237,35 +237,8 @@ def test_a_normalised_cost_keeps_its_digits():
         ),
     ]
     for loss, scores, target, size in losses:
-        atom = loss.oracle(*loss.prepare(scores, target))
+        atom = loss.oracle(*expanded(loss, scores, target))
         assert float(atom.offset) == 1 / size
-
-
-@pytest.mark.parametrize("kind", ["lengths", "mask", "holes", "forbidden"])
-@pytest.mark.parametrize("loss", [ChainHinge(), ChainHinge(smooth=True), ChainCRF(), TreeHinge()], ids=str)
-def test_accelerators_give_what_the_cpu_gives(loss, kind, monkeypatch):
-    """Without the shortcuts that depend on values."""
-    unary, pairwise, labels = torch.randn(B, T, K), torch.randn(B, T, K, K), torch.randint(K, (B, T))
-    lengths = torch.tensor([4, 1, 3])
-    mask = torch.arange(T) < lengths[:, None]
-    if kind == "holes":
-        mask[0, 1] = False
-    if kind == "forbidden":
-        pairwise = pairwise.masked_fill(torch.rand(pairwise.shape) < 0.3, -torch.inf)
-        labels = ChainHinge().decode((unary, pairwise[:, 1:]), lengths=mask)
-    nodes = lengths if kind == "lengths" else mask
-    tree = isinstance(loss, TreeHinge)
-    scores = (unary.requires_grad_(), (pairwise if tree else pairwise[:, 1:]).clone().requires_grad_())
-    target = (labels, CHAIN, nodes) if tree else (labels, nodes)
-    found = []
-    for host in (True, False):
-        for module in (_forest, _chains):
-            monkeypatch.setattr(module, "readable", lambda x, host=host: host)
-        value = loss(scores, target)
-        found.append((value.detach(), *torch.autograd.grad(value, scores)))
-    for a, b in zip(*found, strict=True):
-        assert torch.equal(a, b)
-    assert found[0][0].isfinite()
 
 
 @each_loss

@@ -15,10 +15,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm._scores import inner
 from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, CrossEntropy, Huber, L1Regression, SmoothLoss, SquaredError
+from proxsvm.losses.base import like, parts
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import LOSSES, MODELS, K, LossCase, class_weights, setting
+from tests.cases import LOSSES, MODELS, K, LossCase, class_weights, expanded, setting
 
 SMOOTH = [case for case in LOSSES if isinstance(case.loss(), SmoothLoss)]
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}
@@ -64,7 +66,7 @@ def test_the_cross_entropy_is_torchs(shape, reduction, smoothing, weighted, soft
         options["ignore_index"] = -100
     theirs = nn.CrossEntropyLoss(reduction=reduction, **options)
     assert_same(lambda u: ours(u, y), lambda u: theirs(u, y), u)
-    assert_same(lambda u: ConvexLoss.forward(ours, *ours.prepare(u, y)), lambda u: theirs(u, y), u)
+    assert_same(lambda u: ConvexLoss.forward(ours, u, y), lambda u: theirs(u, y), u)
     torch.testing.assert_close(each, nn.CrossEntropyLoss(reduction="none", **options)(u, y), **CLOSE)
 
 
@@ -205,17 +207,18 @@ def test_the_hull_lifts_every_atom_to_its_own_offset(case):
     """c = −ℓ*(s): Fenchel's equality at the atom, his inequality everywhere else."""
     torch.manual_seed(0)
     loss, target = case.loss(), case.target(6)
-    u, target = loss.prepare(case.scores(2 * torch.randn(6, K)), target)
+    v, _ = expanded(loss, case.scores(2 * torch.randn(6, K)), target)
+    u, target = expanded(loss, case.scores(2 * torch.randn(6, K)), target)
     hull = loss.hull(u, target)
     if hull is None:
         return
     atom = loss.oracle(u, target)
     torch.testing.assert_close(hull.lift(atom.s), atom.offset)
     torch.testing.assert_close(atom.b(u), atom.value)
-    other = loss.oracle(2 * torch.randn(6, K), target)
-    middle = (atom.s + other.s) / 2
+    other = loss.oracle(v, target)
+    middle = like(u, tuple((a + b) / 2 for a, b in zip(parts(atom.s), parts(other.s), strict=True)))
     assert (hull.lift(middle) >= (atom.offset + other.offset) / 2 - 1e-12).all()
-    assert ((middle * u).sum(1) + hull.lift(middle) <= atom.value + 1e-12).all()
+    assert (inner(middle, u) + hull.lift(middle) <= atom.value + 1e-12).all()
 
 
 @given(seed=st.integers(0, 1000), smoothing=st.sampled_from([0.05, 0.5, 1.0]))

@@ -1,10 +1,9 @@
-"""Those who build optimizers by a convention, ``cls(params, **options)``: skorch, LightningCLI."""
+"""Those who build optimizers by a convention, ``factory(params, **options)``: skorch; LightningCLI."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import CrossEntropy, MultiClassHinge
-from proxsvm.optimizer import ParamsFirst
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 
@@ -46,43 +44,45 @@ def by_hand(batches: Any, epochs: int, **options: Any) -> torch.Tensor:
 def test_options_and_groups_arrive():
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
-    optimizer = ParamsFirst(groups, loss=MultiClassHinge(), solver=MultiStepFW(3), lr=0.5, average=0.9)
+    optimizer = partial(ProxOptimizer, MultiClassHinge(), MultiStepFW(3))(groups, lr=0.5, average=0.9)
     assert [g["lr"] for g in optimizer.param_groups] == [0.2, 0.5]
     assert isinstance(optimizer.solver, MultiStepFW)
-    assert isinstance(ParamsFirst(model.parameters(), CrossEntropy()).solver, SingleStepFW)
-    with pytest.raises(TypeError, match="loss is a CrossEntropyLoss"):
-        ParamsFirst(model.parameters(), loss=nn.CrossEntropyLoss())
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
-def test_it_can_be_copied(copied):
-    model = network()
-    model, optimizer = copied((model, ParamsFirst(model.parameters(), loss=CrossEntropy(), lr=0.5)))
-    x, y = data()
-    optimizer.loss(model(x), y).backward()
-    assert optimizer.step() > 0
+def skorch_net(criterion: CrossEntropy, **options: Any) -> Any:
+    """As in docs/faq.md: the loss is the optimizer's own, which the copies of sklearn.clone have, too."""
+    skorch = pytest.importorskip("skorch")
+
+    class Classifier(skorch.NeuralNetClassifier):  # type: ignore[misc]
+        def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.optimizer_.loss(y_pred, y_true)
+
+    options = {"max_epochs": 5, "batch_size": 16, "train_split": None, "verbose": 0, "lr": 0.3, **options}
+    return Classifier(
+        network(),
+        criterion=criterion,
+        optimizer=partial(ProxOptimizer, criterion, SingleStepFW()),
+        optimizer__momentum=0.9,
+        **options,
+    )
 
 
 def test_skorch():
-    skorch = pytest.importorskip("skorch")
     x, y = data()
-    criterion = CrossEntropy()
-    net = skorch.NeuralNetClassifier(
-        network(),
-        criterion=criterion,
-        optimizer=ParamsFirst,
-        optimizer__loss=criterion,
-        optimizer__momentum=0.9,
-        lr=0.3,
-        max_epochs=5,
-        batch_size=16,
-        train_split=None,
-        verbose=0,
-    )
+    net = skorch_net(CrossEntropy())
     net.fit(x.numpy(), y.numpy())
     expected = by_hand(list(zip(x.split(16), y.split(16), strict=True)), 5, lr=0.3, momentum=0.9)
     assert torch.equal(parameters_to_vector(net.module_.parameters()), expected)
     assert np.mean(net.predict(x.numpy()) == y.numpy()) > 0.8
+
+
+def test_skorch_in_a_search_of_sklearn():
+    from sklearn.model_selection import GridSearchCV, cross_val_score
+
+    x, y = (t.numpy() for t in data())
+    assert cross_val_score(skorch_net(CrossEntropy()), x, y, cv=2).mean() > 0.5
+    search = GridSearchCV(skorch_net(CrossEntropy()), {"lr": [1e-6, 0.3]}, cv=2).fit(x, y)
+    assert search.best_params_ == {"lr": 0.3}
 
 
 def test_a_criterion_that_sklearn_has_cloned_is_named():
@@ -91,11 +91,8 @@ def test_a_criterion_that_sklearn_has_cloned_is_named():
 
     x, y = data()
     criterion = CrossEntropy()
-    net = clone(
-        skorch.NeuralNetClassifier(
-            network(), criterion=criterion, optimizer=ParamsFirst, optimizer__loss=criterion, verbose=0
-        )
-    )
+    factory = partial(ProxOptimizer, criterion, SingleStepFW())
+    net = clone(skorch.NeuralNetClassifier(network(), criterion=criterion, optimizer=factory, verbose=0))
     with pytest.raises(RuntimeError, match=r"sklearn\.clone and skorch make one, is not"):
         net.fit(x.numpy(), y.numpy())
 
@@ -107,9 +104,12 @@ def test_lightning_cli(tmp_path, monkeypatch):
     from lightning.pytorch.cli import LightningCLI
 
     class Classifier(lightning.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self, lr: float = 0.1) -> None:
             super().__init__()
-            self.net = network()
+            self.net, self.lr = network(), lr
+
+        def configure_optimizers(self) -> Any:
+            return ProxOptimizer(CrossEntropy(), SingleStepFW(), self.net.parameters(), self.lr, momentum=0.9)
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             x, y = batch
@@ -124,8 +124,7 @@ def test_lightning_cli(tmp_path, monkeypatch):
         save_config_callback=None,
         seed_everything_default=0,
         args=[
-            *("fit", "--optimizer", "proxsvm.optimizer.ParamsFirst", "--optimizer.loss", "proxsvm.losses.CrossEntropy"),
-            *("--optimizer.lr", "0.3", "--optimizer.momentum", "0.9", "--trainer.max_epochs", "5"),
+            *("fit", "--model.lr", "0.3", "--trainer.max_epochs", "5"),
             *("--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"),
             *("--trainer.enable_checkpointing", "false", "--trainer.enable_model_summary", "false"),
             *("--trainer.default_root_dir", str(tmp_path)),

@@ -6,19 +6,19 @@ import copy
 import gc
 import io
 import pickle
+import sys
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer, checkpoint, follow
+from proxsvm import ProxOptimizer, checkpoint, follow, unfollow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.solvers import SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_averages import BETA, STEPS, go_on, make, reference, run_and_kill
-from tests.optimizer.test_no_host_sync import NoHostSync
 from tests.optimizer.test_optimizer import batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
@@ -119,21 +119,6 @@ def test_the_overflow_of_a_grad_scaler_changes_no_average():
     assert equal(averages[:8], before[1][:8])  # all but the number of batches that were seen
     assert equal(weights[:6], before[0][:6])
     assert not equal(weights[6:8], before[0][6:8])  # the forward pass has moved the statistics, as torch does
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_lower_precision(dtype):
-    model, optimizer = following(dtype=dtype)
-    weights = values(model)
-    means = [optimizer.state[p]["average"] for p in model.parameters()]
-    assert all(mean.dtype == torch.float32 for mean in means)
-    expected = [mean.to(dtype, copy=True) for mean in means]
-    with NoHostSync():
-        model.eval()
-    assert equal(expected, [p.detach() for p in model.parameters()])
-    with NoHostSync():
-        model.train()
-    assert equal(values(model), weights)
 
 
 # Which calls switch.
@@ -555,13 +540,6 @@ def test_an_average_that_is_switched_off_while_it_is_in_place_gives_the_weights_
     assert equal(values(model.train()), weights)
 
 
-def test_several_steps_and_closures():
-    model, optimizer = following(0, solver=MultiStepFW(3))
-    for x, y in batches(4, n=12):
-        optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert not equal(*both(model))
-
-
 # Misuse.
 
 
@@ -616,14 +594,14 @@ def test_a_converted_model_is_refused_before_its_mode_changes():
     model.double()
     model.train()
     model.half()
-    with pytest.raises(RuntimeError, match=r"is torch\.float16 now"):
+    with pytest.raises(RuntimeError, match=r"now: .*torch\.float16"):
         model.eval()
     assert model.training
 
 
 def test_parameters_that_were_assigned_are_refused():
     model, _ = following()
-    with pytest.raises(RuntimeError, match=r"assign=True\) gave the model new parameters"):
+    with pytest.raises(RuntimeError, match=r"assign=True\) gives the model new parameters"):
         model.load_state_dict(model.state_dict(), assign=True)
 
 
@@ -669,3 +647,112 @@ def test_nothing_is_kept_alive_beyond_the_model():
     gc.collect()
     assert gone() is None
     assert kept() is None
+
+
+# An exception inside a switch.
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the k-th line that is executed in averages.py."""
+
+    def __init__(self, k):
+        self.left = k
+
+    def __call__(self, frame, event, arg):
+        if not frame.f_code.co_filename.endswith("averages.py"):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self):
+        sys.settrace(self)
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("then", ["train", "eval"])
+@pytest.mark.parametrize("start", ["train", "eval"])
+def test_a_switch_that_was_interrupted_anywhere_can_be_completed(start, then, dtype):
+    """Both versions are there after every line; no step starts in between, and what is saved is whole."""
+    model, optimizer = following(3, dtype=dtype)
+    weights, averages = both(model)
+    other = {"train": "eval", "eval": "train"}[start]
+    x, y = batches(1)[0]
+    k, finished = 1, False
+    while not finished:
+        getattr(model, start)()
+        try:
+            with Interrupt(k):
+                getattr(model, other)()
+                finished = True
+        except KeyboardInterrupt:
+            saved = model.state_dict()
+            assert equal([saved[n] for n, _ in (*model.named_parameters(), *model.named_buffers())], averages)
+            switched = not equal(values(model), weights)
+            if switched:
+                with pytest.raises(RuntimeError, match="averaged weights are in place"):
+                    optimizer.step(lambda: optimizer.loss(model(x), y))
+        assert equal(values(getattr(model, then)()), weights if then == "train" else averages), k
+        assert equal(both(model)[0], weights), k
+        assert equal(both(model)[1], averages), k
+        k += 7
+    assert k > 100
+
+
+def test_a_key_in_the_state_that_is_no_parameter_is_left_alone():
+    model, optimizer = following()
+    optimizer.state["note"] = {"of": "a hook"}
+    optimizer.state["count"] = 3
+    weights, _ = both(model)
+    saved = optimizer.state_dict()["state"]
+    assert (saved["note"], saved["count"]) == ({"of": "a hook"}, 3)
+    assert equal(both(model)[0], weights)
+
+
+# Leaving, and exports.
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_model_that_follows_no_more_is_an_ordinary_one(mode):
+    model, optimizer = following()
+    weights, averages = both(model)
+    getattr(model, mode)()
+    outer = nn.ModuleList([model])
+    unfollow(outer)
+    assert type(model) is Net
+    expected = averages if mode == "eval" else weights
+    for change in (model.eval, model.train):
+        change()
+        assert equal(values(model), expected)
+    assert equal(model.state_dict().values(), model.state_dict(keep_vars=True).values())
+    optimizer.train()
+    assert equal(values(model)[:6], weights[:6])
+    go_on(model, optimizer, 5, 6)
+    assert not any(":" in key for own in optimizer.state.values() for key in own)
+    follow(model, optimizer)
+    go_on(model, optimizer, 6, 8)
+    assert not equal(*both(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated.*")
+@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
+def test_a_followed_model_can_be_scripted(copied):
+    model, _ = following()
+    x = batches(1)[0][0]
+    expected = model.eval()(x).detach()
+    scripted = torch.jit.script(copied(model))
+    torch.testing.assert_close(scripted(x), expected)
+
+
+def test_a_saved_model_does_not_need_this_package():
+    model, _ = following()
+    data = pickle.dumps(nn.Sequential(model.backbone, model.head))
+    follow(whole := nn.Sequential(nn.Linear(2, 2)), make(whole))
+    for found in (data, pickle.dumps(whole)):
+        assert b"proxsvm" not in found
+    assert type(copy.deepcopy(whole)) is nn.Sequential

@@ -162,8 +162,8 @@ def test_sharded_training_is_one_process(name, ranks):
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_small_reduction_a_step(name, ranks):
-    assert len(ranks[0][name]["reductions"]) == STEPS * (2 if name == "auto" else 1)  # η comes before the metric's sums
-    assert max(ranks[0][name]["reductions"]) <= 6  # value, floor, three products, the length where it is clipped
+    assert len(ranks[0][name]["reductions"]) <= STEPS * 3  # value and floor; η, or the length; the products
+    assert max(ranks[0][name]["reductions"]) <= 6
 
 
 @pytest.mark.parametrize(("mesh", "width"), [("hsdp", 7), ("tensor parallel", 6)])

@@ -74,9 +74,10 @@ def scaled(optimizer, model, x, y):
 
 def unscaled(optimizer, model, x, y):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    scaler.scale(optimizer.loss(model(x), y)).backward()
+    loss = optimizer.loss(model(x), y)
+    scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
-    scaler.step(optimizer)
+    scaler.step(optimizer, loss=loss)
 
 
 KINDS = {

@@ -105,24 +105,6 @@ def test_clipping_by_the_trainer_is_noticed_and_max_grad_norm_does_it(fused):
     assert_same(model, twin)
 
 
-def test_a_criterion_shared_by_two_models(fused):
-    criterion = MultiClassHinge()
-    first, second = network(), network(width=5)
-    twins = copy.deepcopy((first, second))
-    ours = [optimizer_of(criterion, m.parameters(), fused) for m in (first, second)]
-    for x, y in batches():
-        values = [criterion(m(x), y) for m in (first, second)]  # both before any backward()
-        for optimizer, value in zip(ours, values, strict=True):
-            optimizer.zero_grad()
-            value.backward()
-        for optimizer, twin in zip(ours, twins, strict=True):
-            optimizer.step()
-            gamma = by_hand(list(twin.parameters()), MultiClassHinge()(twin(x), y))
-            assert float(optimizer.last.gamma) == pytest.approx(gamma, abs=1e-10)
-    assert_same(first, twins[0])
-    assert_same(second, twins[1])
-
-
 def test_alternation_as_in_a_gan(fused):
     """The discriminator on real and detached fake samples, the generator through it; one criterion for both."""
     generator, judge = network(out=4), network(out=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.nn.utils import parameters_to_vector
 from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.optimizer.loss_scale import unscaled_by
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
 from tests.optimizer.test_optimizer import batches
@@ -112,13 +110,16 @@ def train_scaled(way, accumulate=1, poison=(), **options):
     gammas = []
     for t, (x, y) in enumerate(data()):
         optimizer.zero_grad()
+        total = 0.0
         for a, b in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
-            scaler.scale(optimizer.loss(model(a), b) / accumulate).backward()
+            value = optimizer.loss(model(a), b)
+            scaler.scale(value / accumulate).backward()
+            total += value.detach() * (value.new_ones(()) / accumulate)  # as autograd computes it, bit for bit
         if t in poison:
             model[0].weight.grad[0, 0] = float("inf")
         if way == "unscale":
             scaler.unscale_(optimizer)
-        scaler.step(optimizer)
+        scaler.step(optimizer, **({"loss": total} if way == "unscale" else {}))
         scaler.update()
         gammas.append(float(optimizer.last.gamma))
     return parameters_to_vector(model.parameters()).detach(), gammas, int(optimizer.skipped), scaler.get_scale()
@@ -280,11 +281,3 @@ def test_bad_options(options, message):
 def test_several_directions_cannot_be_clipped():
     with pytest.raises(ValueError, match="max_grad_norm bounds the one gradient"):
         make(network(), MultiStepFW(3), max_grad_norm=1.0)
-
-
-def test_without_the_private_parts_of_a_grad_scaler_its_public_scale_is_used():
-    optimizer = make(network())
-    scaler = SimpleNamespace(get_scale=lambda: 8.0)
-    assert unscaled_by(scaler, optimizer) == 8
-    optimizer.grad_scale = torch.tensor(8.0)  # passed on by the scaler, so not taken out
-    assert unscaled_by(scaler, optimizer) is None

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from proxsvm import ProxOptimizer
-from proxsvm.losses import Atom, CrossEntropy, PiecewiseLinearLoss
+from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss
+from proxsvm.optimizer.record import Record
+from proxsvm.optimizer.watch import watch
 from proxsvm.solvers import SingleStepFW
-from tests.cases import mlp
+from tests.cases import K, mlp
 from tests.optimizer.test_optimizer import batches, optimizer_for
 
 
@@ -114,21 +116,18 @@ def test_two_optimizers_of_one_value_are_refused_by_closures():
     two.step(lambda: two.loss(model(x), y))  # the value anew: they take turns
 
 
-def test_steps_by_closures_leave_nothing_in_the_record():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model)
-    for _ in range(3):  # and no zero_grad()
-        optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert optimizer._record._used == []
-
-
-def test_two_optimizers_of_one_value_are_refused():
+@pytest.mark.parametrize("zeroed", ["before forward", "before backward", "never"])
+def test_two_optimizers_of_one_value_are_refused(zeroed):
     """Each would remove the whole loss alone. Both may watch one criterion for models of their own."""
     model, (x, y) = mlp(), batches(1)[0]
     first, second = model[0], model[2]
     one = optimizer_for(first, lr=0.5)
     two = optimizer_for(second, loss=one.loss, lr=0.1)
+    for optimizer in (one, two) if zeroed == "before forward" else ():
+        optimizer.zero_grad()
     value = one.loss(model(x), y)
+    for optimizer in (one, two) if zeroed == "before backward" else ():
+        optimizer.zero_grad()
     value.backward()
     assert one.step() == pytest.approx(float(value.detach()))
     before = second.weight.detach().clone()
@@ -195,22 +194,6 @@ def test_two_threads_train_two_models_with_one_criterion():
     for worker in workers:
         worker.join()
     assert all(seen == pytest.approx(told) for k in range(2) for seen, told in values[k])
-
-
-def test_further_terms_are_watched():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, lr=0.5)
-
-    class Penalty(torch.nn.Module):
-        def forward(self, w):
-            return (w**2).sum()
-
-    penalty = optimizer.watch(Penalty())
-    total = optimizer.loss(model(x), y) + 0.1 * penalty(model[0].weight)
-    total.backward()
-    assert optimizer.step() == pytest.approx(float(total.detach()))
-    with pytest.raises(TypeError, match="expected an nn"):
-        optimizer.watch(lambda w: w)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -320,79 +303,8 @@ def test_reentrant_checkpointing_is_refused_where_it_would_hide_parameters():
         optimizer.step(hidden)
 
 
-def test_a_value_of_zero_with_a_gradient_is_named_unless_it_is_rounding():
-    w = torch.nn.Parameter(torch.tensor([[18.0, 0.0, 0.0]], dtype=torch.float32))
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), [w], lr=1.0)
-    value = optimizer.loss(w, torch.tensor([0]))
-    value.backward()
-    assert value == 0
-    assert w.grad.any()  # 1.5e-8: the value has rounded to 0
-    optimizer.step()
-    optimizer.zero_grad()
-    (optimizer.loss(w, torch.tensor([0])) + (w**2).sum()).backward()
-    with pytest.warns(UserWarning, match="a term of the loss is missing"):
-        optimizer.step()
-
-
-def test_without_torchs_number_of_a_backward_pass_training_is_the_same(monkeypatch):
-    """It is private. Only that a gradient was edited is not seen then."""
-    results = []
-    for missing in (False, True):
-        if missing:
-            monkeypatch.delattr(torch._C, "_current_graph_task_id")
-        torch.manual_seed(0)
-        model = mlp()
-        optimizer = optimizer_for(model, lr=0.5)
-        for x, y in batches(3):
-            optimizer.zero_grad(set_to_none=False)
-            for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
-                (optimizer.loss(model(a), b) / 2).backward()
-            optimizer.step()
-        results.append([p.detach() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 def penalised(optimizer, model, x, y):
     return optimizer.loss(model(x), y) + 0.1 * model[0].weight.square().sum()
-
-
-@pytest.mark.parametrize("how", ["sum", "scaled sum", "two roots", "in place"])
-def test_a_term_that_nobody_declared_is_noticed_once(how):
-    """(criterion + penalty).backward(): its gradient is there, and its value is not."""
-    model, data = mlp(), batches(3)
-    optimizer = optimizer_for(model, lr=0.5)
-
-    def train():
-        for x, y in data:
-            optimizer.zero_grad()
-            if how == "two roots":
-                torch.autograd.backward([optimizer.loss(model(x), y), model[0].weight.square().sum()])
-            elif how == "in place":
-                value = optimizer.loss(model(x), y)
-                value += model[0].weight.square().sum()
-                value.backward()
-            else:
-                (penalised(optimizer, model, x, y) / (4 if how == "scaled sum" else 1)).backward()
-            optimizer.step()
-
-    with pytest.warns(UserWarning, match=r"a term of the loss is missing from the record.*optimizer\.watch") as seen:
-        train()
-    assert len(seen) == 1
-
-
-def test_a_term_that_joins_later_is_noticed_too():
-    model, data = mlp(), batches(9)
-    optimizer = optimizer_for(model, lr=0.5)
-
-    def train(data, penalty):
-        for x, y in data:
-            optimizer.zero_grad()
-            (optimizer.loss(model(x), y) + (model[0].weight.square().sum() if penalty else 0)).backward()
-            optimizer.step()
-
-    train(data[:5], False)
-    with pytest.warns(UserWarning, match="a term of the loss is missing"):
-        train(data[5:], True)
 
 
 class Distance(PiecewiseLinearLoss):
@@ -403,43 +315,268 @@ class Distance(PiecewiseLinearLoss):
         return Atom(s, -(s * target).sum(1))
 
 
-def fitted(loss, w, target, lr=0.5):
-    """A step that finds the value 0, and a gradient; it moves nothing, because γ = 0."""
-    w = w.requires_grad_()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), [w], lr=lr)
+def test_a_gradient_of_the_value_zero_is_told_once():
+    """A term is missing, or the value is at a kink: a hinge that is 0 would otherwise stop the training silently."""
+    w = torch.ones(1, 2, requires_grad=True)
+    optimizer = ProxOptimizer(Distance(), SingleStepFW(), [w], lr=0.5)
 
-    def step(extra=lambda w: 0, parts=1):
-        optimizer.zero_grad()
-        for k in range(parts):
-            (loss(1 * w, target) + (extra(w) if k == parts - 1 else 0)).backward()
-        assert w.grad.any()
-        return optimizer.step()
+    def train():
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.loss(1 * w, torch.ones(1, 2)).backward()
+            assert optimizer.step() == 0
 
-    return step
-
-
-def test_a_tie_is_no_missing_term():
-    """Warnings are errors here."""
-    step = fitted(Distance(), torch.ones(1, 2), torch.ones(1, 2))
-    for _ in range(9):
-        assert step() == 0
+    with pytest.warns(UserWarning, match=r"value is 0, but its gradient is not.*optimizer\.backward\(total\)") as seen:
+        train()
+    assert len(seen) == 1
 
 
 def test_a_cross_entropy_that_is_rounded_to_zero_is_no_missing_term():
     """log(1 + e^-17) is 4e-8, which is nothing beside 1 in float32; its gradient is not rounded to 0."""
-    step = fitted(CrossEntropy(), torch.tensor([[17.0, 0.0]], dtype=torch.float32), torch.tensor([0]), lr=1e8)
-    for _ in range(9):
-        assert step() == 0
+    w = torch.tensor([[17.0, 0.0]], dtype=torch.float32, requires_grad=True)
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), [w], lr=1.0)
+    optimizer.loss(1 * w, torch.tensor([0])).backward()
+    assert w.grad.any()
+    assert optimizer.step() == 0
+
+
+@pytest.mark.parametrize("how", ["a pass of its own", "a head of its own"])
+def test_a_term_that_nobody_declared_is_noticed_once(how):
+    body, heads, data = torch.nn.Linear(5, 4), [torch.nn.Linear(4, K) for _ in range(2)], batches(3)
+    params = [p for module in (body, *heads) for p in module.parameters()]
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), params, lr=0.1)
+
+    def train():
+        for x, y in data:
+            optimizer.zero_grad()
+            value, other = optimizer.loss(heads[0](body(x)), y), heads[1](body(x)).square().sum()
+            if how == "a pass of its own":
+                value.backward()
+                (other + sum(p.sum() for p in params)).backward()
+            else:
+                (value + other).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"a term of the loss is missing from the record.*optimizer\.watch") as seen:
+        train()
+    assert len(seen) == 1
+    assert seen[0].filename == __file__  # not torch's optimizer.py
+
+
+def test_an_edit_that_changes_nothing_is_no_edit():
+    """Hugging Face's Trainer clips at infinity where max_grad_norm is 0. Warnings are errors here."""
+    model = mlp()
+    optimizer = optimizer_for(model, lr=0.5)
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.step()
+
+
+# Functions of values, and gradients of gradients: optimizer.backward().
+
+
+def gradient_penalty(value, model, x):
+    (grad,) = torch.autograd.grad(value, x, create_graph=True)
+    return value + 3 * grad.square().sum()
+
+
+def one_inner_step(value, model, x):
+    """MAML: the value after a step of gradient descent on it."""
+    params = dict(model.named_parameters())
+    grads = torch.autograd.grad(value, list(params.values()), create_graph=True)
+    moved = {name: p - 0.1 * g for (name, p), g in zip(params.items(), grads, strict=True)}
+    return torch.func.functional_call(model, moved, (x,)).square().sum()
+
+
+FUNCTIONS = {
+    "root": lambda v, *_: v.sqrt(),
+    "exp": lambda v, *_: v.exp(),
+    "square": lambda v, *_: v**2,
+    "log-sum-exp": lambda v, *_: torch.stack([v, 2 * v]).logsumexp(0),
+    "ratio": lambda v, *_: v / (1 + v),
+    "undeclared": lambda v, model, x: v + model[0].weight.square().sum(),
+    "gradient penalty": gradient_penalty,
+    "inner step": one_inner_step,
+}
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_term_that_joins_where_the_loss_is_zero_is_noticed(parts):
-    """Without doubt only the passes 1, 2, 4, 8, … are searched."""
-    step = fitted(Distance(), torch.ones(1, 2), torch.ones(1, 2))
-    for _ in range(4):
-        assert step(parts=parts) == 0
-    with pytest.warns(UserWarning, match="a term of the loss is missing"):
-        assert step(torch.sum, parts) == 0
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_backward_records_what_it_differentiates(name, scaled, parts):
+    model, twin, data = mlp(), mlp(), batches(2)
+    twin.load_state_dict(model.state_dict())
+    optimizer, reference = optimizer_for(model, lr=0.5), optimizer_for(twin, lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+    for x, y in data:
+        optimizer.zero_grad()
+        reference.zero_grad()
+        sum_of_totals = 0.0
+        for _ in range(parts):
+            x = x.detach().requires_grad_()
+            total = FUNCTIONS[name](optimizer.loss(model(x), y), model, x)
+            optimizer.backward(scaler.scale(total))
+            plain = type(reference.loss)()  # which nobody watches
+            expected = FUNCTIONS[name](plain(twin(x), y), twin, x)
+            expected.backward()
+            sum_of_totals += float(expected.detach())
+        scaler.step(optimizer)
+        scaler.update()
+        reference.step(loss=sum_of_totals)
+        assert float(optimizer.last.loss) == pytest.approx(sum_of_totals, rel=1e-9)
+        assert float(optimizer.last.gamma) == pytest.approx(float(reference.last.gamma), rel=1e-9)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_backward_adds_up_with_plain_passes_and_refuses_what_has_no_value():
+    model, ((x, y), (a, b)) = mlp(), batches(2)
+    optimizer = optimizer_for(model, lr=0.5)
+    first, second = optimizer.loss(model(x), y), optimizer.loss(model(a), b)
+    first.backward()
+    optimizer.backward(second.sqrt())
+    assert optimizer.step() == pytest.approx(float(first.detach() + second.detach().sqrt()))
+    for bad in (model(x), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="expected one value and its graph"):
+            optimizer.backward(bad)
+
+
+def test_second_order_graphs_and_weights_that_differ_are_told():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer = optimizer_for(model, lr=0.5)
+    x.requires_grad_()
+    gradient_penalty(optimizer.loss(model(x), y), model, x).backward()
+    with pytest.warns(UserWarning, match=r"create_graph=True.*optimizer\.backward\(total\)"):
+        optimizer.step()
+    optimizer = optimizer_for(model, loss=CrossEntropy(reduction="none"), lr=0.5)
+    each = optimizer.loss(model(x), y)
+    (each * (1 - (-each).exp()) ** 2).mean().backward()  # focal
+    with pytest.warns(UserWarning, match=r"different weights.*optimizer\.backward\(total\)"):
+        optimizer.step()
+    optimizer.zero_grad()
+    each = optimizer.loss(model(x), y)
+    (each * torch.arange(len(each)).clamp(max=1)).sum().backward()  # a mask, and no warning
+    optimizer.step()
+
+
+# Watching.
+
+
+class Around(torch.nn.Module):
+    """A module that calls the criterion, and adds a penalty."""
+
+    def __init__(self, criterion):
+        super().__init__()
+        self.criterion = criterion
+
+    def forward(self, scores, y, w):
+        return self.criterion(scores, y) + 0.1 * (w**2).sum()
+
+
+def test_a_value_counts_once_however_it_is_watched():
+    model, data = mlp(), batches(3)
+    optimizer = optimizer_for(model, lr=0.5)
+    optimizer.watch(optimizer.loss)
+    around = Around(optimizer.loss)
+    for x, y in data:
+        optimizer.watch(around)
+        optimizer.zero_grad()
+        total = around(model(x), y, model[0].weight)
+        total.backward()
+        assert optimizer.step() == pytest.approx(float(total.detach()))
+    with pytest.raises(ValueError, match="got a target"):
+        around(torch.zeros(2, 3), torch.zeros(5, dtype=torch.long), model[0].weight)  # an error inside
+    optimizer.zero_grad()
+    value = optimizer.loss(model(x), y)
+    value.backward()
+    assert optimizer.step() == pytest.approx(float(value.detach()))  # directly, it still counts
+    root = optimizer.watch(Root())
+    with pytest.raises(RuntimeError, match="would count twice"):
+        root(optimizer.loss(model(x), y))
+
+
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+class InADict(torch.nn.Module):
+    def forward(self, w):
+        return {"value": (w**2).sum()}
+
+
+def test_a_watched_module_returns_a_value():
+    model = mlp()
+    optimizer = optimizer_for(model)
+    term = optimizer.watch(InADict())
+    with pytest.raises(TypeError, match="InADict is watched, and returned a dict; expected a tensor"):
+        term(model[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_criterion_of_two_optimizers_records_each_value_once():
+    """Which value is whose is in the graph, so this part runs in eager mode, and fullgraph=True is refused."""
+    criterion, models = MultiClassHinge(), [mlp(), mlp()]
+    optimizers = [optimizer_for(m, loss=criterion, lr=0.5) for m in models]
+    forward = torch.compile(lambda m, x, y: criterion(m(x), y), backend="aot_eager")
+    for x, y in batches(2):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(model, x, y).backward()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            expected = float(MultiClassHinge()(model(x), y).detach())
+            assert optimizer.step() == pytest.approx(expected)
+    whole = torch.compile(lambda m, x, y: criterion(m(x), y), backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="criterion_of_several_optimizers"):
+        whole(models[0], x, y)
+    torch._dynamo.reset()
+
+
+def test_sharded_models_that_share_a_criterion_are_told():
+    """Under FSDP2 the graph does not contain the parameters: which value is whose is unknown."""
+    w, module = torch.ones(2, requires_grad=True), torch.nn.Identity()
+    records = [Record(lambda: [w], torch.zeros(()), hidden=True) for _ in range(2)]
+    watch(module, records[0])
+    module(w.sum()).backward()
+    assert records[0].sums()[0] == 2
+    watch(module, records[1])
+    with pytest.raises(RuntimeError, match="give every optimizer a criterion of its own"):
+        module(w.sum())
+    del records[1]
+    module(w.sum()).backward()
+    assert records[0].sums()[0] == 4
+
+
+# Loss scales.
+
+
+def test_a_value_whose_scale_is_unknown_is_refused():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer, scaler = optimizer_for(model, lr=0.5), torch.amp.GradScaler("cpu", init_scale=8.0)
+    value = optimizer.loss(model(x), y)
+    scaler.scale(value).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match=r"max_grad_norm=.*scaler\.step\(optimizer, loss=loss\)"):
+        scaler.step(optimizer)
+    scaler.step(optimizer, loss=value)
+    assert optimizer.last.loss == pytest.approx(float(value.detach()))
+
+
+def test_a_step_that_raises_leaves_no_scale_behind():
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer, scaler = optimizer_for(model, lr=0.5), torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(CrossEntropy()(model(x), y)).backward()  # of another criterion
+    with pytest.raises(RuntimeError, match="has no loss value"):
+        scaler.step(optimizer)
+    assert not {"grad_scale", "found_inf"} & set(vars(optimizer))
+    scaler.update()
+    optimizer.zero_grad()
+    value = optimizer.loss(model(x), y)
+    scaler.scale(value).backward()
+    scaler.step(optimizer)
+    assert optimizer.last.loss == pytest.approx(float(value.detach()))
 
 
 def test_a_negative_value_is_told_once():

@@ -188,8 +188,8 @@ def test_what_is_no_state_at_all_is_refused(state):
 def test_a_state_that_says_auto_has_its_numbers():
     saved = copy.deepcopy(stepped(lr="auto").state_dict())
     fresh(mlp(), lr="auto").load_state_dict(saved)
-    del saved["param_groups"][0]["far"]
-    with pytest.raises(ValueError, match="'far' of group 0, which lr='auto' needs, is None"):
+    saved["param_groups"][0]["max_distance"] = None
+    with pytest.raises(ValueError, match="'max_distance' of group 0 is None; expected a tensor"):
         fresh(mlp(), lr="auto").load_state_dict(saved)
 
 

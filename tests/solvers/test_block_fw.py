@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from proxsvm.metrics._geometry import Geometry
 from scipy import sparse
 
 from proxsvm import ProxProblem
 from proxsvm.losses import (
     Atom,
-    ClosedHull,
     CrossEntropy,
     Huber,
     L1Regression,
@@ -25,9 +25,8 @@ from proxsvm.losses import (
     WestonWatkinsHinge,
 )
 from proxsvm.metrics import Metric
-from proxsvm.metrics._geometry import Geometry
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
-from proxsvm.solvers._block.rows import MANY, shuffled
+from proxsvm.solvers._block.rows import MANY_ROWS, shuffled
 from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
 
 # scores in one tensor, as from_features makes them
@@ -52,12 +51,12 @@ def linear_problem(case: LossCase, n: int = 12, lr: float = 8.0, layout=lambda x
     return ProxProblem.from_features(case.loss(), layout(x), target, lr=lr, weight=weight, **options)
 
 
-def kinds(name: str, n: int = 30, sparse_rows: bool = False) -> ProxProblem:
+def kinds(name: str, n: int = 30, sparse_rows: bool = False, lr: float = 5.0) -> ProxProblem:
     torch.manual_seed(1)
     loss, target = FAST[name]
     x = torch.randn(n, 6) * (torch.rand(n, 6) < 0.6)
     y = torch.arange(n) % target if target else x.sum(1) + torch.randn(n)
-    return ProxProblem.from_features(loss, x.to_sparse() if sparse_rows else x, y, lr=5.0)
+    return ProxProblem.from_features(loss, x.to_sparse() if sparse_rows else x, y, lr=lr)
 
 
 @each_loss
@@ -104,26 +103,20 @@ def on_dense_rows(loss: LossCase) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
-def test_compiled_equals_interpreted_on_rows(name, sparse_rows):
-    problem = kinds(name, sparse_rows=sparse_rows)
-    compiled, plain = (BlockFW(tol=1e-8, compiled=c).solve(problem) for c in (True, False))
-    assert compiled.dual == pytest.approx(float(plain.dual), rel=2e-8)
-    if not isinstance(problem.origin.loss.hull(problem.origin.scores, problem.origin.target), ClosedHull):
-        return  # at a tie between atoms, rounding decides which one is taken
-    assert compiled.steps == plain.steps
-    torch.testing.assert_close(compiled.atom.s, plain.atom.s, atol=1e-9, rtol=0)
+def test_every_kind_of_step_on_sparse_rows_equals_dense(name):
+    dense, sparse_rows = (BlockFW(tol=1e-8).solve(kinds(name, sparse_rows=s)) for s in (False, True))
+    assert dense.dual == pytest.approx(float(sparse_rows.dual), rel=2e-8)
 
 
 def test_many_samples_are_shuffled_in_groups_that_change():
-    rng, order = np.random.default_rng(0), np.arange(0, 4 * MANY + 6, 2)
+    rng, order = np.random.default_rng(0), np.arange(0, 4 * MANY_ROWS + 6, 2)
     for _ in range(3):
         order, before = shuffled(order, rng), order
         assert sorted(order) == sorted(before)
         together = set(itertools.pairwise(before)) & set(itertools.pairwise(order))
         assert 0.8 < len(together) / len(order) < 0.9  # 7 of 8 neighbours stay together, and the groups move
-    few = shuffled(order[: MANY - 1], rng)
-    assert len(set(itertools.pairwise(order[: MANY - 1])) & set(itertools.pairwise(few))) < 10
+    few = shuffled(order[: MANY_ROWS - 1], rng)
+    assert len(set(itertools.pairwise(order[: MANY_ROWS - 1])) & set(itertools.pairwise(few))) < 10
 
 
 @pytest.mark.parametrize("classes", [3, 5])
@@ -132,15 +125,8 @@ def test_many_sparse_samples_sorted_by_class_reach_1e_6(classes):
     y = np.sort(rng.integers(classes, size=1500))
     x = sparse.hstack([0.3 * np.eye(classes)[y], sparse.random(1500, 60, 0.1, random_state=0)], format="csr")
     problem = ProxProblem.from_features(MultiClassHinge(), x, torch.as_tensor(y), lr=150.0)
-    point = BlockFW(tol=1e-6, max_passes=100, compiled=True).solve(problem)
+    point = BlockFW(tol=1e-6, max_passes=100).solve(problem)
     assert problem.relative_gap(point) <= 1e-6 + 1e-12
-
-
-def test_compiled_equals_interpreted_on_a_network():
-    problem = setting(LOSSES[0], MODELS[1]).problem(5.0)
-    compiled, plain = (BlockFW(tol=1e-9, compiled=c).solve(problem) for c in (True, False))
-    assert compiled.steps == plain.steps
-    torch.testing.assert_close(compiled.atom.s, plain.atom.s, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -204,6 +190,27 @@ def test_a_negative_gap_is_never_reported(rows):
     atom = BlockFW().solve(problem).atom
     with pytest.raises(RuntimeError, match=r"below 0.*or the start is not a point"):
         BlockFW().solve(problem, start=Atom(atom.s, atom.offset + 1.0))
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+def test_at_eta_0_the_best_atoms_of_the_start_are_the_solution(name, sparse_rows):
+    problem = kinds(name, sparse_rows=sparse_rows, lr=0.0)
+    point = BlockFW().solve(problem)
+    assert point.gap == pytest.approx(0, abs=1e-12)
+    assert problem.dual(point) == pytest.approx(float(problem.primal(problem.start())))
+    assert not problem.displacement(point)[0].any()
+    assert all(d.isfinite().all() for d in point.delta)
+
+
+def test_indices_that_change_after_the_problem_was_made_do_not_matter():
+    """Issue 32.12: a compiled loop would read beyond the weights."""
+    x = sparse.random(50, 6, 0.5, format="csr", random_state=0)
+    y = torch.arange(50) % 3
+    expected = BlockFW().solve(ProxProblem.from_features(MultiClassHinge(), x.copy(), y, lr=5.0))
+    problem = ProxProblem.from_features(MultiClassHinge(), x, y, lr=5.0)
+    x.indices[:], x.indptr[1:] = 2**30, 2**30
+    assert BlockFW().solve(problem).dual == pytest.approx(float(expected.dual), abs=1e-9)
 
 
 def test_features_in_another_metric_are_refused():
@@ -276,15 +283,44 @@ def test_drawn_linear_problems_are_certified(n, features, seed, lr):
     assert -1e-12 <= float(problem.gap(point)) <= float(problem.primal(point)) - float(point.dual) + 1e-9
 
 
-def test_a_problem_that_takes_more_passes_says_so():
-    """Separable with a small margin and a large η: coordinate steps zigzag. The gap is not reached, and not hidden."""
+def test_where_coordinate_steps_zigzag_newtons_method_takes_over():
+    """Separable with a small margin and a large η."""
     problem = drawn(12, 2, 182, 298.93338976594555)
-    point = BlockFW(tol=1e-5).solve(problem)
-    assert point.steps == 1000
-    assert problem.relative_gap(point) > 1e-3
+    point = BlockFW(tol=1e-8).solve(problem)
+    assert point.steps < 1000
+    assert problem.relative_gap(point) <= 1.01e-8
     best = CorrectiveFW(max_steps=200, tol=1e-7).solve(problem)
     assert point.dual <= problem.primal(best)
     assert best.dual <= problem.primal(point)
+
+
+@pytest.mark.parametrize("name", ["simplex", "box", "entropy"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("sparse_rows", [False, True], ids=["dense", "sparse"])
+def test_newtons_method_starts_from_any_weights(name, weight_decay, sparse_rows):
+    """Features of very different scales, at w_t ≠ 0 and with samples that have no weight."""
+    torch.manual_seed(0)
+    loss, K = FAST[name]
+    x = torch.randn(60, 4) * torch.tensor([1e-3, 1.0, 30.0, 1e3])
+    y = torch.randint(K, (60,)) if K else torch.randn(60)
+    weight = 0.1 * torch.randn(*([K] if K else []), 4)
+    features = sparse.csr_matrix(x.numpy()) if sparse_rows else x
+    options = {"weight": weight, "weight_decay": weight_decay, "sample_weight": torch.arange(60.0) % 3}
+    problem = ProxProblem.from_features(loss, features, y, lr=100.0, **options)
+    point = BlockFW(tol=1e-6).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-6
+    assert point.steps < 1000
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), WestonWatkinsHinge()], ids=repr)
+def test_more_passes_never_make_it_worse(loss):
+    """The gap of block descent jumps up and down; the best point is returned."""
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 4) * torch.tensor([0.1, 1.0, 10.0, 100.0]), torch.arange(50) % 3
+    problem = ProxProblem.from_features(loss, x, y, lr=100.0)
+    gaps = [float(problem.gap(BlockFW(tol=0.0, max_passes=k).solve(problem))) for k in (1, 2, 3, 5, 8, 13, 21, 40, 80)]
+    for before, after in itertools.pairwise(gaps):
+        assert after <= before * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("inner", [-1, 1.5])

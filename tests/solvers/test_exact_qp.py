@@ -62,6 +62,20 @@ def test_what_it_says_about_its_accuracy_is_the_gap():
     assert ExactQP(options=beyond_rounding).solve(problem).gap <= 1e-12
 
 
+@pytest.mark.parametrize("loss", [MultiClassHinge(), L1Regression(), CrossEntropy()], ids=repr)
+def test_a_gap_above_tol_is_said_aloud(loss):
+    """Issue 28.6: with a hull, tol was ignored."""
+    torch.manual_seed(0)
+    y = torch.randn(9, 3) if isinstance(loss, L1Regression) else torch.arange(9) % 3
+    problem = svm_problem(loss, torch.randn(9, 3), y, 0.5, 3)
+    loose = {"tol_gap_abs": 1e-2, "tol_gap_rel": 1e-2, "tol_feas": 1e-2}
+    with pytest.warns(RuntimeWarning, match=r"CLARABEL left a relative gap of .*above tol=1e-07"):
+        point = ExactQP(options=loose).solve(problem)
+    assert problem.relative_gap(point) > 1e-7
+    assert ExactQP(tol=0.5, options=loose).solve(problem).gap > 0
+    assert problem.relative_gap(ExactQP().solve(problem)) <= 1e-7
+
+
 class OracleOnly(ConvexLoss):
     """A loss that keeps its hull to itself."""
 

@@ -1,33 +1,23 @@
-"""What BlockFW iterates over: a dual point kept sample by sample, in one of two representations.
+"""What BlockFW iterates over: a dual point kept sample by sample.
 
-``gram.py`` has the Gram matrix of a network's scores, ``rows.py`` the rows of the features of a linear model. All of it
-is float64 on the CPU (the weights keep the features' dtype), sample-major: scores and s are ``[n, M]``.
+``gram.py`` works on the Gram matrix of a network's scores, ``rows.py`` on the rows of a linear model's features. All of
+it is float64 on the CPU (the weights keep the features' dtype), sample-major: scores and s are ``[n, M]``.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from proxsvm._kernels import block_loops, jit, row_loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses._hulls import ClosedHull
-from proxsvm.losses.base import Atom, Scores, detached, like, parts
+from proxsvm.losses.base import Atom, detached, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-
-ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
-
-
-@functools.cache
-def kernels(compiled: bool) -> Any:
-    """The loops of :mod:`proxsvm._kernels.block_loops`, compiled or interpreted."""
-    return jit.compiled(block_loops, row_loops) if compiled else block_loops
+from proxsvm.solvers._arrays import flatten, to_numpy, unflatten
 
 
 class FlatAtom(NamedTuple):
@@ -43,20 +33,48 @@ class FlatAtom(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """D and the certified gap of the current point.
-
-    ``gain``: what each sample can gain, ``[n]``, where the hull has a closed form; ``best``: the oracle's atom, where
-    the oracle was called.
-    """
+    """D and the certified gap of the current point, and by how much each sample's best atom exceeds its own, [n]."""
 
     dual: float
     gap: float
-    gain: Array | None = None
-    best: FlatAtom | None = None
+    gain: Array
+
+
+class BlockState(ABC):
+    """Each sample's own part of the dual point, and its block step.
+
+    ``overhead``: the time of a block step beyond its products with the features, in multiplications for each output.
+    """
+
+    overhead = 100.0
+
+    def is_stiff(self, h: Array) -> bool:
+        """Whether block descent would be slow, with the blocks' curvatures h, ``[n]``."""
+        return False
+
+    @abstractmethod
+    def begin(self, atom: FlatAtom) -> None:
+        """Start from a feasible atom for each sample."""
+
+    @abstractmethod
+    def combination(self) -> FlatAtom:
+        """The current s and c."""
+
+    @abstractmethod
+    def evaluate(self, v: Array) -> tuple[Array, Array]:
+        """At the scores v, by how much the best atom exceeds the current one, and c + ½⟨s, v⟩, ``[n]`` both."""
+
+    @abstractmethod
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """Block steps on a linear model; model and results are defined by :mod:`proxsvm._kernels.block_loops`."""
 
 
 class Blocks(ABC):
     """A dual point, sample by sample, and a way to improve it sample by sample."""
+
+    state: BlockState
+    exhausted = False  # whether further sweeps gain nothing
+    v0: Array | None  # the scores of the start, [n, M]; None where they are 0
 
     def __init__(self, problem: ProxProblem) -> None:
         self.problem = problem
@@ -68,53 +86,54 @@ class Blocks(ABC):
         self.p = to_numpy(problem.origin.coefficients)
         known = problem.origin.lower_bounds()
         self.bounds = np.zeros_like(self.p) if known is None else to_numpy(known)  # c of the start, [n]
-        self.work = 0  # multiplications: of the sweeps so far or, before the first, of the first
 
     @abstractmethod
-    def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible atom for each sample."""
+    def scores(self) -> Array:
+        """v at the current point, ``[n, M]``."""
 
     @abstractmethod
-    def evaluate(self, compiled: bool) -> Evaluation:
-        """D and the certified gap."""
-
-    @abstractmethod
-    def sweep(self, compiled: bool, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
+    def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Improve the blocks, in random order, from ``now``, the current evaluation; a gap of ``enough`` is enough."""
-
-    @abstractmethod
-    def combination(self) -> FlatAtom:
-        """The current s and c."""
 
     @abstractmethod
     def point(self, now: Evaluation) -> DualPoint:
         """The current point with its delta, D and gap; ``now`` is its evaluation."""
 
-    def oracle(self, v: Array) -> FlatAtom:
-        """The best atom at the scores v."""
-        loss, target = self.problem.origin.loss, self.problem.origin.target
-        return flat_atom(loss.oracle(self._shaped(v, torch.double), target))
+    def begin(self, atom: FlatAtom) -> None:
+        """Start from a feasible atom for each sample."""
+        self.state.begin(atom)
 
-    def certified(self, gap: float, v: Array) -> float:
-        """``gap``, evaluated at v; below 0 by more than rounding it is an error."""
-        loss = self.problem.origin.loss
+    def snapshot(self) -> FlatAtom:
+        """A copy of the current point, to :meth:`begin` from."""
+        s, c = self.state.combination()
+        return FlatAtom(s.copy(), c)
+
+    def evaluate(self) -> Evaluation:
+        """D and the certified gap. With v = v₀ − G x and x = p·s, D is D(0, 0) + Σ p (c + ½⟨s, v₀ + v⟩)."""
+        v = self.scores()
+        gain, worth = self.state.evaluate(v)
+        dual = self.dual_of_zero + float((self.p * worth).sum())
+        if self.v0 is not None:
+            dual += float((self.p * (self.state.combination().s * self.v0).sum(1)).sum()) / 2
+        gap, loss = float((self.p * gain).sum()), self.problem.origin.loss
         if gap < 0 and loss.exact and gap < -1e-9 * float(self.p.sum()) * (1.0 + float(np.abs(v).max())):
             raise RuntimeError(
                 f"the gap P − D is {gap:.3g}, below 0: either {type(loss).__name__}.oracle does not return the best "
                 "atom (proxsvm.verification.check_loss tests it), or the start is not a point of the loss's hull"
             )
-        return gap
+        return Evaluation(dual, gap, gain)
+
+    def oracle(self, v: Array) -> FlatAtom:
+        """The best atom at the scores v."""
+        loss, target = self.problem.origin.loss, self.problem.origin.target
+        scores = torch.as_tensor(v).to(parts(self.like)[0].device)
+        return flat_atom(loss.oracle(unflatten(scores, self.like), target))
 
     def atom(self) -> Atom:
         """The current point, in the form of the loss's atoms."""
-        s, c = self.combination()
-        return Atom(self._shaped(s, parts(self.like)[0].dtype), torch.as_tensor(c).to(self.problem.origin.coefficients))
-
-    def _shaped(self, flat: Array, dtype: torch.dtype) -> Scores:
-        device = parts(self.like)[0].device
-        sizes = [u[0].numel() for u in parts(self.like)]
-        pieces = torch.split(torch.as_tensor(flat).to(device, dtype), sizes, 1)
-        return like(self.like, tuple(x.reshape(u.shape) for x, u in zip(pieces, parts(self.like), strict=True)))
+        s, c = self.state.combination()
+        s_, c_ = torch.as_tensor(s).to(parts(self.like)[0]), torch.as_tensor(c).to(self.problem.origin.coefficients)
+        return Atom(unflatten(s_.detach(), self.like), c_)
 
 
 def is_feasible(problem: ProxProblem, atom: Atom) -> bool | None:
@@ -129,18 +148,6 @@ def is_feasible(problem: ProxProblem, atom: Atom) -> bool | None:
     return hull.contains(s, 100 * torch.finfo(s.dtype).eps)
 
 
-def to_numpy(x: Tensor) -> Array:
-    """A tensor as a float64 array."""
-    array: Array = x.detach().cpu().double().numpy()
-    return array
-
-
-def flat(scores: Scores) -> Array:
-    """Scores as ``[n, M]``."""
-    arrays = [to_numpy(u).reshape(len(u), -1) for u in parts(scores)]
-    return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.hstack(arrays))
-
-
 def flat_atom(atom: Atom) -> FlatAtom:
     """An atom as arrays."""
-    return FlatAtom(flat(atom.s), to_numpy(atom.offset))
+    return FlatAtom(to_numpy(flatten(atom.s)), to_numpy(atom.offset))

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import parts
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._block.atoms import AtomWeights
-from proxsvm.solvers._block.base import ROUNDS, Blocks, Evaluation, FlatAtom, flat, kernels, to_numpy
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block.base import Blocks, Evaluation
+from proxsvm.solvers._block.states import ROUNDS, AtomState
 
 
 class GramBlocks(Blocks):
@@ -28,44 +30,24 @@ class GramBlocks(Blocks):
                 f"matrix of {n * M * (P + n * M):,} entries, more than max_entries={max_entries:,}: use fewer "
                 "samples, raise max_entries, or use CorrectiveFW, which needs neither"
             )
-        self.G = self._gram(n)
-        self.v0 = flat(problem.linearised_scores(problem.start()))
-        self.weights = AtomWeights(self.bounds, M)
-        self.work = (n * M) ** 2
-
-    def _gram(self, n: int) -> Array:
-        J = self.problem.geometry.root(self.problem.linearization.jacobian().detach())
+        J = problem.geometry.root(problem.linearization.jacobian().detach())
         indices = torch.split(torch.arange(len(J), device=J.device), [u.numel() for u in parts(self.like)])
         J = J[torch.cat([index.reshape(n, -1) for index in indices], 1).reshape(-1)]  # sample-major
-        return to_numpy(J @ J.t())
+        self.G = to_numpy(J @ J.t())
+        self.v = self.v0 = to_numpy(flatten(problem.linearised_scores(problem.start())))
+        self.state: AtomState = AtomState(self.bounds, M, self.oracle)
 
-    def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible atom for each sample."""
-        self.weights.begin(atom)
+    def scores(self) -> Array:
+        """v₀ − G x."""
+        assert self.v0 is not None
+        x = self.p[:, None] * self.state.combination().s
+        self.v = self.v0 - (self.G @ x.reshape(-1)).reshape(x.shape)
+        return self.v
 
-    def combination(self) -> FlatAtom:
-        """The current s and c."""
-        return self.weights.combination()
-
-    def evaluate(self, compiled: bool) -> Evaluation:
-        """D, the gap, and the oracle's atom."""
-        now = self.combination()
-        x = self.p[:, None] * now.s
-        gx = (self.G @ x.reshape(-1)).reshape(x.shape)
-        v = self.v0 - gx
-        dual = self.dual_of_zero + float((x * self.v0).sum() + self.p @ now.offset - (x * gx).sum() / 2)
-        best = self.oracle(v)
-        return Evaluation(dual, self.certified(float(self.p @ (best.b(v) - now.b(v))), v), best=best)
-
-    def sweep(self, compiled: bool, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
+    def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Improve every block once."""
-        assert now.best is not None
-        self.weights.add(now.best)
-        x = self.p[:, None] * self.combination().s
-        v = self.v0.reshape(-1) - self.G @ x.reshape(-1)
-        self.work += (len(self.p) + 100) * v.size
         order = rng.permutation(len(self.p))
-        kernels(compiled).gram_sweep(order, ROUNDS, self.G, self.p, *self.weights.arrays, v)
+        loops.gram_sweep(order, ROUNDS, self.G, self.p, *self.state.arrays, self.v.reshape(-1))
 
     def point(self, now: Evaluation) -> DualPoint:
         """The current point, with the problem's own formulas."""

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._block.atoms import AtomStep
-from proxsvm.solvers._block.base import Blocks, Evaluation, FlatAtom, flat, kernels
-from proxsvm.solvers._block.box import BoxStep
-from proxsvm.solvers._block.entropy import EntropyStep
-from proxsvm.solvers._block.row_step import LinearModel, RowStep
-from proxsvm.solvers._block.simplex import SimplexStep
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block import newton
+from proxsvm.solvers._block.base import Blocks, BlockState, Evaluation, FlatAtom
+from proxsvm.solvers._block.states import AtomState, exact_state
 
-SMALL = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
-NEAR, MANY = 8, 1000  # of MANY sparse rows, NEAR contiguous ones follow each other, for cache locality
-EXACT: tuple[Any, ...] = (SimplexStep, BoxStep, EntropyStep)  # each declares the hull that it needs
-LEFT = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
+SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
+SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
+GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
+PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
+REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
 class RowBlocks(Blocks):
@@ -37,136 +39,138 @@ class RowBlocks(Blocks):
                 f"for all classes; the groups have {[(g.eta, g.metric) for g in problem.groups]}. Use CorrectiveFW or "
                 "MultiStepFW"
             )
-        self.scale, self.inner = scale, inner
-        self.rows = _rows(features)
+        self.scale, self.inner = float(scale), inner
         self.sparse = features.layout is not torch.strided
+        weight, start, origin = problem.params[0], problem.start(), problem.origin
+        moved = bool(weight.any())
+        self.v0 = to_numpy(flatten(problem.linearised_scores(start))) if moved else None
         # Sparse rows access all classes of a few features: there the features are the slowest dimension in memory.
         order: Any = "F" if self.sparse else "C"
-        weight = problem.params[0]
-        w = weight.reshape(-1, weight.shape[-1]).cpu().numpy()
-        self.w = np.asarray(w, order=order) if w.any() else None
-        self.W = np.zeros(w.shape, self.rows[0].dtype, order)
-        if self.w is not None:
-            self._set(problem.start())
-        self.model: LinearModel | None = None  # created by the first sweep
-        self.step = self._step()
-        self.evaluations, self.moved = 0, False
-        self.work = self._work_of(len(self.p))
+        self.W = np.zeros((weight.numel() // weight.shape[-1], weight.shape[-1]), weight.cpu().numpy().dtype, order)
+        if moved:
+            self._set(start)
+        self.model = self._model(features)
+        self.hull = origin.loss.hull(detached(origin.scores), origin.target)
+        exact = exact_state(self.hull)
+        self.state: BlockState = exact or AtomState(self.bounds, len(self.W), self.oracle)
+        self.evaluations, self.work = 0, 0.0
+        self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
+        self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
+        self.newton: newton.Newton | None = None  # takes over where block steps are slow
+        able = exact is not None and features.device.type == "cpu" and self.scale > 0
+        self.newton_work = newton.work(len(self.p), *self.W.shape) if able else math.inf
+        if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
+            self.state.begin(self.oracle(self.scores()))
 
-    def _step(self) -> RowStep:
-        origin = self.problem.origin
-        hull = origin.loss.hull(detached(origin.scores), origin.target)
-        exact = next((kind for kind in EXACT if isinstance(hull, kind.needs)), None)
-        return AtomStep(self.bounds, len(self.W)) if exact is None else exact(hull)
-
-    def _work_of(self, visits: int) -> int:
-        return (self.rows[0].size + 100 * len(self.p)) * len(self.W) * visits // len(self.p)
+    def _model(self, features: Tensor) -> loops.LinearModel:
+        if self.sparse:
+            arrays = features.values(), features.col_indices(), features.crow_indices()
+            data, indices, starts = (np.ascontiguousarray(x.cpu().numpy()) for x in arrays)
+            filled = np.flatnonzero(np.diff(starts))
+            norms = np.zeros(len(self.p))
+            norms[filled] = np.add.reduceat(np.square(data, dtype=np.float64), starts[filled]) if len(filled) else 0.0
+        else:
+            data = np.ascontiguousarray(features.cpu().numpy())
+            indices = starts = np.zeros(1, np.int32)
+            norms = np.einsum("nf,nf->n", data, data, dtype=np.float64)
+        step = self.scale * self.p
+        h: Array = step * norms
+        h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros moves straight to its vertex
+        return loops.LinearModel(self.W, step, h, data, indices, starts)
 
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible atom for each sample."""
-        self.step.begin(atom)
-        self.moved = True
+        super().begin(atom)
         self._refresh()
 
-    def combination(self) -> FlatAtom:
-        """The current s and c."""
-        return self.step.combination()
-
     def _refresh(self) -> None:
-        """W recomputed from s, without the rounding errors of many small steps."""
         self._set(self.problem.vertex(self.atom()))
 
     def _set(self, point: DualPoint) -> None:
         d = self.problem.displacement(point)[0]
         self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
 
-    def _scores(self, compiled: bool) -> Array:
-        """v at the current point, ``[n, M]``."""
-        if self.w is None and not self.moved:
-            return np.zeros((len(self.p), len(self.W)))
+    def scores(self) -> Array:
+        """X Wᵀ."""
         self.evaluations += 1
-        if self.evaluations % 20 == 0:
+        if self.evaluations % REFRESH == 0:
             self._refresh()
-        if compiled and self.sparse:
-            v = np.empty((len(self.p), len(self.W)))
-            kernels(compiled).products(self.W, v, *self.rows)
-            return v
-        return flat(self.problem.linearization.jvp([self._weight()]))
+        if not self.sparse:
+            return to_numpy(flatten(self.problem.linearization.jvp([self._weight()])))
+        v = np.empty((len(self.p), len(self.W)))
+        loops.sparse_products(self.W, v, *self.model[-3:])
+        return v
 
     def _weight(self) -> Tensor:
         """W as a tensor of the weight's shape."""
         weight = self.problem.params[0]
         return torch.as_tensor(self.W).to(weight).reshape(weight.shape)
 
-    def _dual(self, now: FlatAtom) -> float:
-        lam = self.p @ (now.offset if self.w is None else now.b(flat(self.like)))
-        d = (self.W if self.w is None else self.W - self.w).ravel(order="K")
-        return float(lam - np.dot(d, d.astype(np.float64, copy=False)) / (2 * self.scale))
-
-    def evaluate(self, compiled: bool) -> Evaluation:
-        """D and the certified gap; a closed form gives them without the oracle."""
-        v = self._scores(compiled)
-        known = self.step.evaluate(compiled, v)
-        if known is None:
-            now, best = self.combination(), self.oracle(v)
-            gap = float((self.p * (best.b(v) - now.b(v))).sum())
-            return Evaluation(self._dual(now), self.certified(gap, v), best=best)
-        gain, worth = known
-        # From w = 0, ⟨d, H d⟩ is −Σ p ⟨s, v⟩.
-        dual = float((self.p * worth).sum()) if self.w is None else self._dual(self.combination())
-        return Evaluation(dual, self.certified(float((self.p * gain).sum()), v), gain=gain)
-
     def point(self, now: Evaluation) -> DualPoint:
         """From the weights, r + delta = −H d, which saves a product with Xᵀ; exact up to rounding."""
-        weight, p, atom, W = self.problem.params[0], self.problem.origin.coefficients, self.atom(), self._weight()
-        delta = W / -self.scale
-        if self.w is not None:
-            delta = (weight - W) / self.scale - self.problem.geometry.r()[0]
-        lam = torch.dot(p, atom.offset if self.w is None else atom.b(detached(self.like)))
-        one = torch.ones_like(lam)
-        return DualPoint([delta], lam, one, 1, dual=one * now.dual, gap=one * now.gap, atom=atom)
+        if self.scale == 0:
+            found = self.problem.vertex(self.atom())
+        else:
+            weight, p, atom = self.problem.params[0], self.problem.origin.coefficients, self.atom()
+            delta = (weight - self._weight()) / self.scale - self.problem.geometry.r()[0]
+            lam = torch.dot(p, atom.offset if self.v0 is None else atom.b(detached(self.like)))
+            found = DualPoint([delta], lam, torch.ones_like(lam), 1, atom=atom)
+        return replace(found, dual=found.gamma * now.dual, gap=found.gamma * now.gap)
 
-    def sweep(self, compiled: bool, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
+    def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
-        self.model = model = self.model or self._model(compiled)
-        gap, self.moved = self.scale * now.gap, True
-        least, enough = SMALL * gap / len(self.p), max(self.scale * enough, LEFT * gap)
-        order = np.flatnonzero(model.step if now.gain is None else model.step * now.gain > least)
-        self.step.prepare(now)
+        if self.newton is not None or self._is_slow(now.gap, enough):
+            return self._newton_step(now)
+        self.work += 5e4  # the evaluation, and what Python takes
+        gap = self.scale * now.gap
+        least, enough = SMALL_GAIN * gap / len(self.p), max(self.scale * enough, SMALL_REST * gap)
+        order = np.flatnonzero(self.model.step * now.gain > least)
         for _ in range(1 + self.inner):
             order = shuffled(order, rng) if self.sparse else rng.permutation(order)
-            front, total = self.step.sweep(compiled, model, order, least)
-            self.work += self._work_of(len(order))
+            front, total = self.state.sweep(self.model, order, least)
+            self.work += len(order) * len(self.W) * (self.state.overhead + self.model.data.size / len(self.p))
             order = order[:front]
             if total <= enough:
                 return
 
-    def _model(self, compiled: bool) -> LinearModel:
-        data, _, starts = self.rows
-        if self.sparse:
-            norms = np.empty(len(self.p))
-            kernels(compiled).squared_norms(norms, data, starts)
-        else:
-            norms = np.einsum("nf,nf->n", data, data, dtype=np.float64)
-        step = self.scale * self.p
-        h: Array = step * norms
-        h = np.maximum(h, 1e-12 * (h.max() or 1.0))  # a row of zeros moves straight to its vertex
-        return LinearModel(self.W, self.rows, step, h)
+    def _is_slow(self, gap: float, enough: float) -> bool:
+        """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
+        self.least_gap = min(gap, self.least_gap)
+        self.history.append((self.work, self.least_gap))
+        if self.newton_work < math.inf and self.state.is_stiff(self.model.h):
+            return True
+        passes = len(self.history)
+        if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
+            return False
+        work, before = self.history[passes // 2]
+        decades, missing = math.log(before / self.least_gap), math.log(self.least_gap / max(enough, 1e-300))
+        times = missing / decades if decades > 0 else math.inf
+        return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > PASSES[1]
+
+    def _newton_step(self, now: Evaluation) -> None:
+        """A step of Newton's method; its point becomes the current one where D rises."""
+        if self.newton is None:
+            scores = self.problem.origin.scores
+            assert isinstance(scores, Tensor)
+            assert self.hull is not None
+            assert self.problem.linearization.features is not None
+            X, w = self.problem.linearization.features.to_dense().double(), self.problem.params[0]
+            W0 = (w - self.scale * self.problem.geometry.r()[0]).double().reshape(self.W.shape)
+            p, s = torch.as_tensor(self.p), torch.as_tensor(self.state.combination().s)
+            self.newton = newton.Newton(self.hull, X, p, self.scale, W0, s, scores.shape)
+        s = self.newton.step()
+        if self.dual_of_zero + self.newton.dual(s) > now.dual:
+            self.begin(FlatAtom(s.numpy(), self.bounds))
+        self.idle += 1
+        if now.gap < 0.9 * self.least_gap:
+            self.least_gap, self.idle = now.gap, 0
+        elif self.idle > newton.IDLE and self.newton.h == self.newton.floor:
+            self.exhausted, self.idle = not self.newton.relax(), 0
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:
-    """In random order; of many samples, neighbours stay together. The remainder comes first, so that blocks vary."""
-    if len(order) < MANY:
+    """In random order; of many samples, groups stay together. The remainder comes first, so that groups vary."""
+    if len(order) < MANY_ROWS:
         return rng.permutation(order)
-    whole = order[: len(order) // NEAR * NEAR].reshape(-1, NEAR)
+    whole = order[: len(order) // GROUP * GROUP].reshape(-1, GROUP)
     return np.concatenate([order[whole.size :], whole[rng.permutation(len(whole))].ravel()])
-
-
-def _rows(features: Tensor) -> tuple[Array, Array, Array]:
-    """(data, indices, row starts): CSR for sparse features; dense ones are data alone."""
-    if features.layout is torch.strided:
-        none = np.zeros(1, np.int64)
-        return np.ascontiguousarray(features.cpu().numpy()), none, none
-    parts_ = features.values(), features.col_indices(), features.crow_indices()
-    data, indices, starts = (np.ascontiguousarray(x.cpu().numpy()) for x in parts_)
-    return data, indices, starts

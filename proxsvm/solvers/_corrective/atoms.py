@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsvm._numbers import as_tensors
-from proxsvm.losses.base import Atom, Scores, like, parts
+from proxsvm.losses.base import Atom, Scores
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
+from proxsvm.solvers._arrays import flatten, unflatten
 from proxsvm.solvers._corrective.base import ScoreSpacePoint
 from proxsvm.solvers._corrective.simplex_qp import simplex_qp
 
@@ -28,8 +28,8 @@ class AtomHull(ScoreSpacePoint):
     def __init__(self, problem: ProxProblem, memory: int) -> None:
         super().__init__(problem)
         self.v0 = problem.linearised_scores(self.start)
-        self.flat_v0 = _flat(self.v0)
-        self.p = _flat(like(self.v0, tuple(_by_sample(self.weight, u).expand_as(u) for u in parts(self.v0))))
+        self.flat_v0 = flatten(self.v0).reshape(-1)
+        self.p = self.weight.repeat_interleave(len(self.flat_v0) // len(self.weight)).to(self.flat_v0)
         rows = memory + 2
         self.s, self.gx = (self.p.new_zeros(rows, len(self.p)) for _ in range(2))
         self.offset = self.p.new_zeros(rows, len(self.weight))
@@ -46,8 +46,8 @@ class AtomHull(ScoreSpacePoint):
         """v = v₀ − G x."""
         if self.unsettled is None:
             return self.v0
-        self.gx[self.size - 1] = _flat(self.problem.linearization.jvp(self.unsettled))
-        return _unflat(self.flat_v0 - self._combined(self.gx), self.v0)
+        self.gx[self.size - 1] = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(-1)
+        return self._scores(self.flat_v0 - self._combined(self.gx))
 
     def _combined(self, rows: Tensor) -> Tensor:
         return self.weights @ rows[: self.size]
@@ -61,11 +61,11 @@ class AtomHull(ScoreSpacePoint):
         if self.size == len(self.s):
             self._forget()
         k = self.size
-        self.s[k], self.offset[k] = _flat(vertex.s), vertex.offset
+        self.s[k], self.offset[k] = flatten(vertex.s).reshape(-1), vertex.offset
         x = self.p * self.s[k]
-        _, self.unsettled, own = self._push(_unflat(x, self.v0))
+        _, self.unsettled, own = self._push(self._scores(x))
         linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, self.offset[k])
-        numbers = torch.cat([self.gx[:k] @ x, torch.stack(as_tensors(*linear, own))]).tolist()
+        numbers = torch.cat([self.gx[:k] @ x, torch.stack([*linear, own])]).tolist()
         self.lin[k] = numbers[k] + numbers[k + 1]
         self.Q[k, : k + 1] = self.Q[: k + 1, k] = [*numbers[:k], numbers[k + 2]]
         self.size = k + 1
@@ -77,44 +77,26 @@ class AtomHull(ScoreSpacePoint):
         self.weights = torch.as_tensor(a).to(self.p)
 
     def _forget(self) -> None:
-        """Free a row: drop the oldest point without weight or, if there is none, merge all into their combination."""
-        idle = np.flatnonzero(self.a[1:] == 0) + 1
-        if not len(idle):
-            for rows in (self.s, self.gx, self.offset):
-                rows[0] = self._combined(rows)
-            Qa = self.Q @ self.a
-            self.Q[0], self.Q[:, 0] = Qa, Qa
-            self.Q[0, 0] = self.a @ Qa
-            self.lin[0], self.mass[0] = self.a @ self.lin, self.a @ self.mass
-            self.a[:] = 0.0
-            self.a[0] = 1.0
-            idle = np.array([1])
-        kept = np.delete(np.arange(self.size), idle[0])
-        self.size -= 1
+        """Free rows: keep the current point as row 0, and the newest half of the others."""
+        for rows in (self.s, self.gx, self.offset):
+            rows[0] = self._combined(rows)
+        Qa = self.Q @ self.a
+        self.Q[0], self.Q[:, 0] = Qa, Qa
+        self.Q[0, 0], self.lin[0], self.mass[0] = self.a @ Qa, self.a @ self.lin, self.a @ self.mass
+        kept = np.r_[0, 1 + self.size // 2 : self.size]
+        self.size = len(kept)
         for rows in (self.s, self.gx, self.offset):
             rows[: self.size] = rows[torch.as_tensor(kept, device=rows.device)]
         self.Q[: self.size, : self.size] = self.Q[np.ix_(kept, kept)]
-        self.lin[: self.size], self.a[: self.size] = self.lin[kept], self.a[kept]
+        self.lin[: self.size], self.mass[: self.size] = self.lin[kept], self.mass[kept]
+        self.a[:] = 0.0
+        self.a[0] = 1.0
 
     def _moved(self, steps: int) -> DualPoint:
         """The combination, at the cost of a vjp."""
-        now = Atom(_unflat(self._combined(self.s), self.v0), self._combined(self.offset))
+        now = Atom(self._scores(self._combined(self.s)), self._combined(self.offset))
         gamma = torch.full_like(self.p[0], min(1.0, float(self.a[: self.size] @ self.mass[: self.size])))
         return replace(self.problem.vertex(now), gamma=gamma, steps=steps)
 
-
-def _by_sample(p: Tensor, u: Tensor) -> Tensor:
-    return p.reshape(-1, *[1] * (u.dim() - 1))
-
-
-def _flat(scores: Scores) -> Tensor:
-    if isinstance(scores, Tensor):
-        return scores.detach().reshape(-1)
-    return torch.cat([u.detach().reshape(-1) for u in scores])
-
-
-def _unflat(flat: Tensor, scores: Scores) -> Scores:
-    if isinstance(scores, Tensor):
-        return flat.reshape(scores.shape)
-    sizes = [u.numel() for u in parts(scores)]
-    return like(scores, tuple(x.reshape(u.shape) for x, u in zip(torch.split(flat, sizes), parts(scores), strict=True)))
+    def _scores(self, flat: Tensor) -> Scores:
+        return unflatten(flat.reshape(len(self.weight), -1), self.v0)

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._numbers import Number
 from proxsvm.losses.base import Atom, Scores
-from proxsvm.metrics.base import dots
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
@@ -56,8 +54,9 @@ class ScoreSpacePoint(ABC):
             found = replace(found, dual=self.problem.dual(found))
         return found if gap is None else replace(found, gap=torch.full_like(self.weight[0], gap))
 
-    def _push(self, x: Scores) -> tuple[list[Tensor], list[Tensor], Number]:
+    def _push(self, x: Scores) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """delta = Jᵀx, H⁻¹ delta and ‖delta‖² = ⟨x, G x⟩."""
         delta = self.problem.linearization.vjp(x, True)
         move = self.problem.geometry.solve(delta)
-        return delta, move, dots(delta, move)
+        squares = [torch.sum(a * b, dtype=self.weight.dtype).to(self.weight) for a, b in zip(delta, move, strict=True)]
+        return delta, move, torch.stack(squares).sum()

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import Array
-from proxsvm._numbers import as_tensors, best_gamma, to_float
-from proxsvm.losses._hulls import ClosedHull
 from proxsvm.losses.base import Atom, detached, parts
+from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
-from proxsvm.problem import ProxProblem
+from proxsvm.problem import ProxProblem, best_gamma
 from proxsvm.solvers._corrective.base import ScoreSpacePoint
 
 MISSED = 0.5  # the fraction of the curvature missed in the last move that the model expects in the next
@@ -82,9 +81,9 @@ class CurvatureModel(ScoreSpacePoint):
         d = self.p * change
         delta, move, own = self._push(d)
         x = d.reshape(-1)
-        numbers = torch.cat([self.L[: self.size] @ x, torch.stack(as_tensors(torch.dot(x, x), own))]).tolist()
+        numbers = torch.cat([self.L[: self.size] @ x, torch.stack([torch.dot(x, x), own])]).tolist()
         known, norm, curved = np.array(numbers[: self.size]), numbers[-2], numbers[-1]
-        gamma = to_float(best_gamma(slope, curved))
+        gamma = float(best_gamma(self._tensor(slope), self._tensor(curved)))
         self.dual += gamma * slope - gamma**2 * curved / 2
         self.mass += gamma * (1 - self.mass)
         self.s, self.offset = self.s + gamma * change, torch.lerp(self.offset, atom.offset, gamma)
@@ -131,7 +130,7 @@ class CurvatureModel(ScoreSpacePoint):
             y = y + t * toward
         return atom
 
-    def _tensor(self, x: Array) -> Tensor:
+    def _tensor(self, x: Array | float) -> Tensor:
         return torch.as_tensor(x, dtype=self.v0.dtype, device=self.v0.device)
 
     def _moved(self, steps: int) -> DualPoint:

@@ -1,0 +1,88 @@
+"""Scores, a tensor or a tuple of tensors: their precision, and checks of values without synchronisation."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
+T = TypeVar("T")
+
+FORBIDDEN = -1e30  # for −∞: lower than the score of anything allowed, and its product with 0 is 0 and not NaN
+
+
+def parts(scores: Scores) -> tuple[Tensor, ...]:
+    """The tensors of ``scores``, which is one tensor or a tuple of them."""
+    return scores if isinstance(scores, tuple) else (scores,)
+
+
+def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
+    """``tensors`` in the structure of ``scores``: the inverse of :func:`parts`."""
+    return tensors if isinstance(scores, tuple) else tensors[0]
+
+
+def detached(scores: T) -> T:
+    """``scores`` without their graph, in the same structure.
+
+    >>> detached((torch.ones(1, requires_grad=True),))
+    (tensor([1.]),)
+    """
+    given: Any = scores
+    return cast(T, like(given, tuple(u.detach() for u in parts(given))))
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` as float32 where it has half precision: a value is a sum of many terms.
+
+    >>> widened(torch.ones(1, dtype=torch.float16)).dtype
+    torch.float32
+    """
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which operations keep the precision of ``x``."""
+    kind = x.device.type
+    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if enabled else nullcontext()
+
+
+def inner(a: Scores, b: Scores) -> Tensor:
+    """⟨a, b⟩ for each sample, ``[n]``.
+
+    >>> inner(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    tensor([11.])
+    """
+    dots = [
+        torch.linalg.vecdot(x.flatten(1), y.flatten(1)) if x.dim() > 1 else x * y
+        for x, y in zip(parts(a), parts(b), strict=True)
+    ]
+    return sum(dots[1:], start=dots[0])
+
+
+def known(x: Tensor) -> Any:
+    """The value of a 0-dim tensor where reading it costs nothing; None on accelerators and in traced code.
+
+    >>> known(torch.tensor(True)), known(torch.tensor(3)), known(torch.ones((), device="meta"))
+    (True, 3, None)
+    """
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return None
+    try:
+        return x.item()
+    except RuntimeError:  # vmap, fake tensors and tracers have no values
+        return None
+
+
+def require(ok: Tensor, message: str) -> None:
+    """Raise ValueError unless ``ok`` holds everywhere; nothing is read from an accelerator.
+
+    >>> require(torch.tensor([True, False]), "every entry must hold")
+    Traceback (most recent call last):
+    ValueError: every entry must hold
+    """
+    if known(ok.all()) is False:
+        raise ValueError(message)

@@ -1,0 +1,548 @@
+"""The metrics of all parameter groups, bound to the parameters of one problem: the only part that knows η.
+
+With H = M/η in each group and r = decay · M w, the inner product of the dual is ⟨a, b⟩ = ⟨a, H⁻¹ b⟩, so that
+
+    ⟨a, b⟩ = Σ_g η ⟨a, M⁻¹ b⟩_g        ⟨r, x⟩ = Σ_g η decay ⟨w, x⟩_g        ‖r‖² = Σ_g η decay² ⟨w, M w⟩_g
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.step import Kernels, Loops, Moments, Sums
+from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
+from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
+from proxsvm.metrics.base import Matrix, Metric, State
+from proxsvm.metrics.diagonal import Diagonal, bias_correction
+from proxsvm.metrics.euclidean import Euclidean
+
+Number: TypeAlias = "float | Tensor"
+Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
+EUCLIDEAN = Euclidean()
+
+
+# Parameter groups.
+
+
+class Group(NamedTuple):
+    """Parameters that share η, weight decay and a metric; ``at``: their indices in the problem's list.
+
+    ``auto``: whether η is chosen automatically; ``eta`` is then a factor of it. ``momentum`` is the paper's μ,
+    ``average`` the largest weight of the average of the weights, None where there is none; only the update uses them.
+    """
+
+    eta: Number
+    decay: float
+    at: range
+    metric: Metric = EUCLIDEAN
+    auto: bool = False
+    momentum: float = 0.0
+    average: float | None = None
+
+
+def flatten(
+    params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
+) -> tuple[list[Tensor], list[Group]]:
+    """Parameters or group dicts as one list, and the groups with their indices in it."""
+    given = list(params)
+    dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]
+    if not dicts:
+        dicts = [{"params": given}]
+    elif len(dicts) != len(given):
+        raise TypeError("params mixes tensors and group dicts; expected one or the other")
+    flat: list[Tensor] = []
+    groups: list[Group] = []
+    for g in dicts:
+        eta = g.get("lr", lr)
+        if eta is None:
+            raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
+        if isinstance(eta, str):
+            raise ValueError(
+                f"lr is {eta!r}; expected a number here: 'auto' needs the history of an optimizer whose group was "
+                "created with it"
+            )
+        if isinstance(eta, Tensor) and eta.dim():  # set by hand, after the group was checked
+            eta = eta.reshape(())
+        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
+        if members:
+            at = range(len(flat), len(flat) + len(members))
+            auto, mu = g.get("auto", False), g.get("momentum", 0.0)
+            eta = eta * (1 - mu) if auto and mu else eta  # the paper's momentum multiplies a step by 1/(1 − μ)
+            decay = g.get("weight_decay", weight_decay)
+            chosen = check_metric(g.get("metric", metric))
+            groups.append(Group(eta, decay, at, chosen, auto, mu, g.get("average")))
+            flat += members
+    if not flat:
+        raise ValueError("params is empty (a generator that was already used up?)")
+    return flat, groups
+
+
+def by_hand(
+    params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
+) -> tuple[list[Tensor], list[Group]]:
+    """The same for a problem that is built by hand, whose options no optimizer has checked.
+
+    >>> by_hand([Tensor([1.0])], lr=-1.0, weight_decay=0.0)
+    Traceback (most recent call last):
+    ValueError: lr is -1.0; expected η ≥ 0, finite
+    """
+    flat, groups = flatten(params, lr, weight_decay, metric)
+    for group in groups:
+        eta = group.eta
+        if (not isinstance(eta, Tensor) or eta.is_cpu) and not 0 <= float(eta) < math.inf:
+            raise ValueError(f"lr is {float(eta)}; expected η ≥ 0, finite")
+        if not 0 <= group.decay < math.inf:
+            raise ValueError(f"weight_decay is {group.decay}; expected 0 or more")
+    return flat, groups
+
+
+def check_metric(metric: Any) -> Metric:
+    """``metric``, the Euclidean one for None; raise TypeError if it is not a metric."""
+    if metric is None:
+        return EUCLIDEAN
+    if not isinstance(metric, Metric):
+        hint = ", not its class: add ()" if isinstance(metric, type) else ""
+        raise TypeError(f"metric is {metric!r}; expected an instance of a proxsvm.metrics.Metric{hint}")
+    return metric
+
+
+# Buckets: what one pass over memory covers.
+
+
+@dataclass
+class Kept:
+    """What an optimizer keeps for the parameters of a bucket between steps, lists with one tensor per parameter.
+
+    ``metric``: the state of the metric; ``steps``: how many steps they have taken, None where nobody needs it; ``q``:
+    the past (memory); ``z``: the velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each None where there is none.
+    """
+
+    metric: list[State]
+    steps: Tensor | None
+    q: Tensors | None = None
+    z: Tensors | None = None
+    mean: Tensors | None = None
+    start: Tensors | None = None
+
+
+class Bucket:
+    """The parameters of one group, dtype and device, as one flat vector.
+
+    ``at``: their indices in the problem's list; ``share``: the weight of their inner products in a sum over ranks,
+    1/copies where several ranks hold the same parameters; ``eta``: η, the automatic one included.
+    """
+
+    def __init__(self, group: Group, at: Sequence[int], w: list[Tensor], kept: Kept, share: float = 1.0) -> None:
+        self.group, self.at, self.w, self.kept, self.share = group, at, w, kept, share
+        self.sizes, self.dtype, self.device = [t.numel() for t in w], accumulator(w[0].dtype), w[0].device
+        eta = group.eta
+        self.eta: Number = eta.to(self.device, self.dtype) if isinstance(eta, Tensor) else eta
+        self._matrix: Matrix | None = None
+        self._loops: Loops | None = None
+        self._gradients: tuple[Tensors, Tensor | None] = (), None
+        self._first: Tensor | None = None  # M⁻¹x of the direction of products()
+
+    def own(self, x: Tensors) -> list[Tensor]:
+        """The bucket's part of a vector over all parameters."""
+        return [x[i] for i in self.at]
+
+    # Flat vectors, in float32 or better.
+
+    def flat(self, tensors: Tensors) -> Tensor:
+        """One tensor per parameter as one new vector."""
+        found = torch.empty(sum(self.sizes), dtype=self.dtype, device=self.device)
+        torch._foreach_copy_(self.views(found), [t.detach() for t in tensors])
+        return found
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """A flat vector in the parameters' shapes."""
+        return [part.view(w.shape) for part, w in zip(torch.split(flat, self.sizes), self.w, strict=True)]
+
+    def solve(self, x: Tensor) -> Tensor:
+        """M⁻¹ x."""
+        return x if self.group.metric.identity else self._map(self.matrix.solve, x)
+
+    def times(self, x: Tensor) -> Tensor:
+        """M x."""
+        return x if self.group.metric.identity else self._map(self.matrix.times, x)
+
+    def _map(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
+        return function([x])[0] if self.group.metric.elementwise else self.flat(function(self.views(x)))
+
+    # The metric of the step.
+
+    def observe(self, gradients: Tensors, scale: Tensor | None = None, kernels: Kernels | None = None) -> None:
+        """Fix M by the first direction of the step, scale · gradients."""
+        compare("gradient", self.w, gradients)
+        require_dense(gradients)
+        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
+        if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
+            self._loops = kernels.bind(self.at[0], self.w, gradients, scale, self._moments)
+        elif kernels is not None and kernels.fused:
+            raise RuntimeError(f"fused=True, but there are no compiled loops for {self.group.metric}: leave fused=None")
+
+    def _moments(self) -> Moments | None:
+        metric, kept = self.group.metric, self.kept
+        if not isinstance(metric, Diagonal):
+            return None
+        assert kept.steps is not None
+        correction = bias_correction(metric.beta2, kept.steps)
+        return Moments([own["v"] for own in kept.metric], metric.beta2, metric.eps, correction)
+
+    @property
+    def matrix(self) -> Matrix:
+        """M, once a direction was observed; a metric that learns nothing needs none."""
+        metric, kept = self.group.metric, self.kept
+        if isinstance(metric, Matrix):
+            return metric
+        if self._matrix is None:
+            assert kept.steps is not None
+            g = self.gradient()
+            gradients, self._before = self.views(g), kept.metric
+            if metric.elementwise:  # one vector instead of many parameters
+                joined = {name: self.flat([own[name] for own in kept.metric]) for name in kept.metric[0]}
+                gradients, self._before = [g], [joined]
+            self._matrix, self._after = metric.observe(gradients, self._before, kept.steps)
+        return self._matrix
+
+    def gradient(self) -> Tensor:
+        """The direction that was observed, scale · gradients."""
+        gradients, scale = self._gradients
+        g = self.flat(gradients)
+        return g if scale is None else g.mul_(scale)
+
+    # The two passes of a single step.
+
+    def products(self, a: float, b: float) -> Sums:
+        """The inner products of x = a g + b q, with g the observed direction: all that a single step needs."""
+        kept, decay = self.kept, self.group.decay != 0
+        if self._loops is not None:
+            return self._loops.products(a, b, kept.q, kept.start, decay)
+        g = self.gradient()
+        zero = g.new_zeros(())
+        wx = ww = qx = qw = gg = uu = zero
+        q = None if kept.q is None else self.flat(kept.q)
+        x = g if q is None else torch.add(q * b, g, alpha=a)
+        y = self._first = self.solve(x)
+        if q is not None:
+            qx = torch.dot(q, y)
+        if decay or kept.start is not None:
+            w = self.flat(self.w)
+            wx, ww = torch.dot(w, x), torch.dot(w, self.times(w))
+            qw = zero if q is None else torch.dot(q, w)
+            if kept.start is not None:
+                u = w.sub_(self.flat(kept.start))
+                uu, gg = torch.dot(u, self.times(u)), torch.dot(g, self.solve(g))
+        return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
+
+    def prepare(self) -> None:
+        """Compare everything that an update changes with the parameters, before anything changes."""
+        kept = self.kept
+        if self._loops is not None:
+            self._loops.prepare(kept.q, kept.z, kept.mean)
+        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean)):
+            if tensors is not None and self._loops is None:
+                compare(what, self.w, tensors)
+
+    def advance(self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float) -> Tensor:
+        """Move w by −η (factor · M⁻¹x + decay · w), and everything that is kept with it; in place.
+
+        With t = η factor M⁻¹x and drop = η decay,
+
+            z ← μ z − t − gamma · drop · w       w ← w − drop · w − t + μ z       q ← μ q + (1 − μ) g
+            w̄ ← w̄ − rate · (w̄ − w),    rate = max(1 − average, 9 / (10 + steps))
+
+        and nothing at all where η = 0: the paper's z contains η and would keep moving. Returns whether it stayed.
+
+        ``x``: the bucket's part of a direction; None for that of :meth:`products`. ``gamma``: the mass of the point.
+        ``skip``: a 0-dim bool tensor, whether nothing may change. ``memory``: μ of the past, 0 without one.
+        """
+        kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
+        push, drop = self.eta * factor, self.eta * self.group.decay
+        lift = drop * gamma
+        rate: Number = 0.0
+        if average is not None:
+            assert kept.steps is not None
+            rate = torch.clamp(9 / (10 + kept.steps), min=1 - average)
+        if isinstance(self.eta, Tensor) or self.eta == 0:
+            skip = skip | (self.eta == 0)
+        if x is None and self._loops is not None:
+            if not skip:
+                self._loops.advance(*(float(c) for c in (push, lift, drop, mu, rate)))
+            return skip
+        y, self._first = self._first if x is None else self.solve(self.flat(x)), None
+        assert y is not None, "products() comes before advance()"
+        change = y * push
+        w = self.flat(self.w) if self.group.decay else None
+        if kept.z is not None:
+            fall = change if w is None else torch.addcmul(change, w, lift)
+            self._subtract(kept.z, torch.add(fall, self.flat(kept.z), alpha=1 - mu), skip)
+            torch._foreach_sub_(self.views(change), [z.detach() for z in kept.z], alpha=mu)
+        if w is not None:
+            change = torch.addcmul(change, w, drop) if isinstance(drop, Tensor) else change.add_(w, alpha=drop)
+        self._subtract(self.w, change, skip)
+        if kept.q is not None:
+            self._subtract(kept.q, self.flat(kept.q).sub_(self.gradient()).mul_(1 - mu), skip)
+        if kept.mean is not None:
+            self._subtract(kept.mean, self.flat(kept.mean).sub_(self.flat(self.w)).mul_(rate), skip)
+        if kept.metric[0]:
+            self._commit(skip)
+        return skip
+
+    def _subtract(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> None:
+        """tensors ← tensors − difference, unless ``skip`` holds: then no bit changes."""
+        difference.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
+        torch._foreach_sub_([t.detach() for t in tensors], self.views(difference))
+
+    def _commit(self, skip: Tensor) -> None:
+        """Keep the state of the metric after the step, unless ``skip`` holds."""
+        assert self.matrix is not None  # observed by now
+        for name in self.kept.metric[0]:
+            old = [own[name] for own in self.kept.metric]
+            new = [torch.where(skip, a[name], b[name]) for a, b in zip(self._before, self._after, strict=True)]
+            torch._foreach_copy_(old, self.views(new[0]) if self.group.metric.elementwise else new)
+
+
+# The geometry of a problem.
+
+
+class Products(NamedTuple):
+    """Of the first direction x: ⟨r, x⟩, ‖x‖², ‖r‖², ⟨q, r⟩ and ⟨q, x⟩ in the inner product of the dual."""
+
+    r_x: Tensor
+    x_x: Tensor
+    r_r: Tensor
+    q_r: Tensor
+    q_x: Tensor
+
+
+class Geometry:
+    """Inner products, H⁻¹x and the update, over all groups.
+
+    Args:
+        params: w_t.
+        groups: η, weight decay and metric of ranges of ``params``.
+        kept: what an optimizer keeps for the parameters of a group at some indices; nothing, if None.
+        history: of an optimizer with lr="auto".
+        kernels: the compiled step; torch's own operations if None.
+        keys: what parameters must share, besides group, dtype and device, to be in one bucket.
+        shares: the weight of each parameter's inner products in a sum over ranks, 1 for all if None.
+
+    >>> w = torch.tensor([3.0, 4.0])
+    >>> space = Geometry([w], [Group(eta=0.5, decay=0.1, at=range(1))])
+    >>> space.inner([w], [w]), space.displacement([torch.ones(2)])         # 0.5 · 25, and −0.5 · (0.1 w + 1)
+    (tensor(12.5000), [tensor([-0.6500, -0.7000])])
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        groups: list[Group],
+        kept: Callable[[Group, Sequence[int]], Kept] | None = None,
+        *,
+        history: History | None = None,
+        first_distance: float = FIRST_DISTANCE,
+        kernels: Kernels | None = None,
+        keys: Sequence[Hashable] | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> None:
+        self.params, self.groups, self.history = params, groups, history
+        self._first_distance, self._kernels = first_distance, kernels
+        self._r_squared: Tensor | None = None
+        self.buckets = []
+        for group in groups:
+            for at in _split(params, group.at, keys, shares):
+                w = [params[i] for i in at]
+                state = _nothing_kept(group, w) if kept is None else kept(group, at)
+                self.buckets.append(Bucket(group, at, w, state, 1.0 if shares is None else shares[at[0]]))
+
+    @property
+    def observes(self) -> bool:
+        """Whether a metric or η itself depends on the first direction of a step."""
+        return any(b.kept.metric[0] or b.group.auto for b in self.buckets)
+
+    def observe(self, x: Tensors, scale: Tensor | None = None) -> None:
+        """Fix the metrics by the first direction of the step, scale · x."""
+        for bucket in self.buckets:
+            bucket.observe(bucket.own(x), scale, self._kernels)
+
+    def first(self, a: float = 1.0, b: float = 0.0) -> Products:
+        """Choose η where it is automatic, and return the inner products of the first direction, a · x + b · q."""
+        rows = [(bucket, bucket.products(a, b)) for bucket in self.buckets]
+        auto = [(bucket, sums) for bucket, sums in rows if bucket.group.auto]
+        if auto:
+            if self.history is None:
+                raise ValueError("lr='auto' needs the history of an optimizer; a problem built by hand needs a number")
+            start, far, gradient = self.reduce(
+                [self._total([bucket.share * sums[k] for bucket, sums in auto]) for k in (2, 6, 5)]
+            )
+            found_eta, self.history = distance_over_gradients(
+                self.history, start=start, distance=far, gradient=gradient, first=self._first_distance
+            )
+            for bucket, _ in auto:
+                bucket.eta = bucket.group.eta * found_eta.to(bucket.device, bucket.dtype)
+        found = []
+        for bucket, sums in rows:
+            eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, bucket.kept.q is not None
+            r_x, r_r = (eta * decay * sums.wx, eta * decay**2 * sums.ww) if decay else (0 * sums.xx, 0 * sums.xx)
+            q_r, q_x = (eta * decay * sums.qw, eta * sums.qx) if past else (sums.qw, sums.qx)
+            found.append((r_x, eta * sums.xx, r_r, q_r, q_x))
+        return Products(*self.reduce([self._total(column) for column in zip(*found, strict=True)]))
+
+    sharded = False  # whether this rank holds only a part of the parameters
+
+    def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Sums over this rank's shards as sums over all of them."""
+        return numbers
+
+    def _total(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Their sum, on the device and in the dtype of the first."""
+        return sum((x.to(numbers[0]) for x in numbers[1:]), start=numbers[0])
+
+    def _sum(self, term: Callable[[Bucket], Tensor | None]) -> Tensor:
+        """Σ over the buckets of share · η · term, over all ranks."""
+        terms = [(bucket, term(bucket)) for bucket in self.buckets]
+        found = [bucket.eta * bucket.share * x for bucket, x in terms if x is not None]
+        zero = self.params[0].new_zeros((), dtype=accumulator(self.params[0].dtype))
+        return self.reduce([self._total(found) if found else zero])[0]
+
+    # Inner products.
+
+    def inner(self, a: Tensors, b: Tensors) -> Tensor:
+        """⟨a, b⟩ = ⟨a, H⁻¹ b⟩."""
+        return self._sum(lambda bucket: torch.dot(bucket.flat(bucket.own(a)), bucket.solve(bucket.flat(bucket.own(b)))))
+
+    def inner_r(self, x: Tensors) -> Tensor:
+        """⟨r, x⟩, without forming r."""
+
+        def term(bucket: Bucket) -> Tensor | None:
+            decay = bucket.group.decay
+            return decay * torch.dot(bucket.flat(bucket.w), bucket.flat(bucket.own(x))) if decay else None
+
+        return self._sum(term)
+
+    def r_squared(self) -> Tensor:
+        """‖r‖²; it is constant for a problem, and is computed once."""
+        if self._r_squared is None:
+
+            def term(bucket: Bucket) -> Tensor | None:
+                decay, w = bucket.group.decay, bucket.flat(bucket.w) if bucket.group.decay else None
+                return None if w is None else decay**2 * torch.dot(w, bucket.times(w))
+
+            self._r_squared = self._sum(term)
+        return self._r_squared
+
+    def squared_length(self, x: Tensors) -> Tensor:
+        """Σ x², without a metric: for the bound on the gradient norm."""
+        norms = [
+            bucket.share * torch.stack(torch._foreach_norm(bucket.own(x))).to(bucket.dtype).square().sum()
+            for bucket in self.buckets
+        ]
+        return self.reduce([self._total(norms)])[0]
+
+    # Vectors.
+
+    def solve(self, x: Tensors) -> list[Tensor]:
+        """H⁻¹ x, one tensor per parameter."""
+        return self._gather(lambda bucket: bucket.solve(bucket.flat(bucket.own(x))) * bucket.eta)
+
+    def displacement(self, delta: Tensors) -> list[Tensor]:
+        """d = −H⁻¹ (r + delta), one tensor per parameter."""
+
+        def of(bucket: Bucket) -> Tensor:
+            y, decay = bucket.solve(bucket.flat(bucket.own(delta))), bucket.group.decay
+            return (torch.add(y, bucket.flat(bucket.w), alpha=decay) if decay else y) * -bucket.eta
+
+        return self._gather(of)
+
+    def scale(self) -> float | None:
+        """The scalar a of H⁻¹ = a · 1, where it is the same for all parameters; else None."""
+        scales = {float(bucket.eta) if bucket.group.metric.identity else None for bucket in self.buckets}
+        return scales.pop() if len(scales) == 1 else None
+
+    def r_plus(self, delta: Tensors) -> list[Tensor]:
+        """r + delta with r = decay · M w, the gradient of the regularisation, one tensor per parameter."""
+
+        def of(bucket: Bucket) -> Tensor:
+            own, decay = bucket.flat(bucket.own(delta)), bucket.group.decay
+            return own.add_(bucket.times(bucket.flat(bucket.w)), alpha=decay) if decay else own
+
+        return self._gather(of)
+
+    def r(self) -> list[Tensor]:
+        """r = decay · M w."""
+        return self.r_plus([torch.zeros_like(w) for w in self.params])
+
+    def root(self, rows: Tensor) -> Tensor:
+        """``rows`` · H^(−1/2) of a dense ``[k, P]`` matrix over all flattened parameters: J H⁻¹ Jᵀ is its square."""
+        pieces = list(torch.split(rows, [w.numel() for w in self.params], 1))
+        for bucket in self.buckets:
+            joined = bucket.matrix.root(torch.cat([pieces[i] for i in bucket.at], 1), [w.shape for w in bucket.w])
+            for i, piece in zip(bucket.at, torch.split(joined * bucket.eta**0.5, bucket.sizes, 1), strict=True):
+                pieces[i] = piece
+        return torch.cat(pieces, 1)
+
+    def _gather(self, part: Callable[[Bucket], Tensor]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for bucket in self.buckets:
+            found.update(zip(bucket.at, bucket.views(part(bucket)), strict=True))
+        return [found[i].to(w.dtype) for i, w in enumerate(self.params)]
+
+    # The update.
+
+    def advance(
+        self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float = 0.0
+    ) -> list[Tensor]:
+        """Move every bucket by −H⁻¹ (r + factor · x), with what is kept for it; see :meth:`Bucket.advance`.
+
+        ``x``: a direction; None for that of :meth:`first`. Returns for each bucket whether it stayed where it was.
+        """
+        for bucket in self.buckets:
+            bucket.prepare()
+        stayed = []
+        for bucket in self.buckets:
+            c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))
+            stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))
+        return stayed
+
+    @property
+    def past(self) -> list[Tensor]:
+        """q, one tensor per parameter."""
+        found = {i: q for bucket in self.buckets for i, q in zip(bucket.at, bucket.kept.q or (), strict=True)}
+        return [found[i] for i in range(len(self.params))]
+
+
+def _split(
+    params: list[Tensor], at: range, keys: Sequence[Hashable] | None, shares: Sequence[float] | None
+) -> list[Sequence[int]]:
+    """The indices of a group's parameters, split by device, dtype, key and share."""
+    kinds: dict[Hashable, list[int]] = {}
+    for i in at:
+        p = params[i]
+        kind = p.device, p.dtype, None if keys is None else keys[i], None if shares is None else shares[i]
+        kinds.setdefault(kind, []).append(i)
+    return list(kinds.values())
+
+
+def _nothing_kept(group: Group, w: list[Tensor]) -> Kept:
+    """For a problem built by hand."""
+    zero = torch.zeros((), dtype=accumulator(w[0].dtype), device=w[0].device)
+    return Kept([group.metric.start(p.detach()) for p in w], zero)
+
+
+def dots(a: Tensors, b: Tensors) -> Tensor:
+    """Σ_i ⟨a_i, b_i⟩, accumulated in float32 or better.
+
+    >>> dots([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 4.0])])
+    tensor(11.)
+    """
+    wide = accumulator(a[0].dtype)
+    return torch.stack(
+        [torch.dot(x.detach().to(wide).reshape(-1), y.detach().to(wide).reshape(-1)) for x, y in zip(a, b, strict=True)]
+    ).sum()

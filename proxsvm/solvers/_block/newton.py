@@ -1,0 +1,180 @@
+"""Newton's method on a linear model, where block descent would take too many passes: features of very different scales.
+
+The proximal point method on the dual adds −(h/2) Σ_i p_i ‖s_i − s̄_i‖² around the last point s̄. What is left to minimise
+over W is smooth,
+
+    φ(W) = ‖W − W₀‖²/(2η) + Σ_i p_i max over s in the hull of (⟨s, W x_i⟩ + c − (h/2) ‖s − s̄_i‖²)
+
+with the gradient (W − W₀)/η + Σ_i p_i s_i x_iᵀ and the (generalised) Hessian 1/η + Σ_i p_i (∂s_i/∂v) ⊗ x_i x_iᵀ. Its
+maximisers s_i are a dual point, with a certified gap. A smooth loss needs no h.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxsvm.losses.base import Atom
+from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Hull
+
+STEPS = 25  # about as many as a problem takes
+CG_STEPS = 30  # of the method of conjugate gradients
+MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
+SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
+SOLVED = 1e-9  # φ is solved once a step promises less than this fraction of its value
+IDLE = 12  # steps without a better point, after which rounding is what is left
+
+
+def work(n: int, M: int, F: int) -> float:
+    """The time of a solve, in multiplications of a block step; inf where a matrix would be too large."""
+    if M * F > MAX_SIDE or n * F > MAX_ENTRIES:
+        return float("inf")
+    products = M * (M + 1) / 2 * n * F**2 + (M * F) ** 3 / 3  # about five times as fast
+    return STEPS * (products / 5 + 50 * n * M + 1e6)
+
+
+class Newton:
+    """Newton steps from a dual point ``s``, [n, M]. ``X``: [n, F]; ``W0``: [M, F], the weights at s = 0; all float64.
+
+    ``scores`` is the shape in which the hull takes s and v.
+    """
+
+    def __init__(self, hull: Hull, X: Tensor, p: Tensor, eta: float, W0: Tensor, s: Tensor, scores: torch.Size) -> None:
+        self.hull, self.X, self.p, self.eta, self.W0, self.shape = hull, X, p, eta, W0, scores
+        self.center, self.W = s, self._weights(s)
+        self.U = X @ self.W.t()
+        self.root: tuple[Tensor, Tensor] | None
+        self.h = self.first = float((p * self._best(X @ W0.t()).b(self._shaped(X @ W0.t()))).sum() / p.sum()) or 1.0
+        self.floor = FLOOR * self.first
+        self.iterative, self.root = True, None  # conjugate gradients, and the factor of their preconditioner
+
+    def _weights(self, s: Tensor) -> Tensor:
+        return self.W0 - self.eta * (self.p[:, None] * s).t() @ self.X
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        return x.reshape(self.shape)
+
+    def _best(self, U: Tensor) -> Atom:
+        found = self.hull.best(self._shaped(U))
+        assert found is not None
+        return found
+
+    def _respond(self, U: Tensor) -> Tensor:
+        """s at the scores U."""
+        if isinstance(self.hull, ClosedHull):
+            atom = self.hull.nearest(self._shaped(U + self.h * self.center), U.new_tensor(self.h))
+        else:
+            atom = self._best(U)
+        assert isinstance(atom.s, Tensor)
+        return atom.s.reshape(U.shape)
+
+    def _curvature(self, s: Tensor) -> Tensor:
+        """∂s/∂v, ``[M, n, M]``."""
+        n, M = s.shape
+        if isinstance(self.hull, ClosedHull):
+            rows = torch.eye(M, dtype=s.dtype)[:, None].expand(M, n, M).reshape(M, *self.shape)
+            return self.hull.tangent(self._shaped(s), rows).reshape(M, n, M) / self.h
+        assert isinstance(self.hull, EntropySimplex)
+        alpha, mass = s + self.hull.q, self.hull.q.sum(1, keepdim=True)
+        outer = alpha.t()[:, :, None] * (alpha / torch.where(mass > 0, mass, 1.0))
+        return torch.diag_embed(alpha).transpose(0, 1) - outer
+
+    def _direction(self, s: Tensor, gradient: Tensor) -> Tensor:
+        """−Hessian⁻¹ gradient, up to a tenth for a smooth loss."""
+        if isinstance(self.hull, EntropySimplex) and self.iterative:
+            found = self._conjugate_gradients(s + self.hull.q, gradient)
+            if found is not None or gradient.numel() > MAX_SIDE:
+                return gradient / -self.eta if found is None else found
+            self.iterative = False  # the weights of the samples differ by too much
+        return self._factorised(s, gradient)
+
+    def _conjugate_gradients(self, alpha: Tensor, gradient: Tensor) -> Tensor | None:
+        """−Hessian⁻¹ gradient under the entropy, preconditioned by 1/η + XᵀpX/K, nearly the Hessian at W = 0."""
+        K, share = len(gradient), alpha / alpha.sum(1, keepdim=True).clamp(min=1e-300)
+        if self.root is None:
+            gram = self.X.t() @ (self.p[:, None] * self.X) / K
+            gram.diagonal().add_(1 / self.eta)
+            scale = gram.diagonal().rsqrt()
+            L, failed = torch.linalg.cholesky_ex(scale[:, None] * gram * scale)
+            if failed:
+                return None
+            self.root = scale, L
+        scale, L = self.root
+        d, r = torch.zeros_like(gradient), -gradient
+        z = toward = scale * torch.cholesky_solve((scale * r).t(), L).t()
+        now = first = (r * z).sum()
+        for _ in range(CG_STEPS):
+            moved = self.X @ toward.t()
+            curved = self.p[:, None] * alpha * (moved - (share * moved).sum(1, keepdim=True))
+            image = curved.t() @ self.X + toward / self.eta
+            step = now / (toward * image).sum()
+            d, r = d + step * toward, r - step * image
+            z = scale * torch.cholesky_solve((scale * r).t(), L).t()
+            now, before = (r * z).sum(), now
+            if now <= 1e-2 * first:
+                return d
+            toward = z + now / before * toward
+        return None
+
+    def _factorised(self, s: Tensor, gradient: Tensor) -> Tensor:
+        """−Hessian⁻¹ gradient; the Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
+        M, F = gradient.shape
+        curvature, hessian = self._curvature(s), torch.zeros(M, F, M, F, dtype=s.dtype)
+        for k in range(M):
+            for l in range(k + 1):
+                weight = self.p * curvature[k, :, l]
+                rows = weight.nonzero()[:, 0]
+                X = self.X[rows]
+                hessian[k, :, l] = X.t() @ (weight[rows, None] * X)
+                hessian[l, :, k] = hessian[k, :, l]
+        H = hessian.reshape(M * F, M * F)
+        H.diagonal().add_(1 / self.eta)
+        scale = H.diagonal().rsqrt()
+        H = scale[:, None] * H * scale
+        ridge = 0.0
+        while True:
+            L, failed = torch.linalg.cholesky_ex(H)
+            if not failed:
+                break
+            H.diagonal().add_(ridge := max(10 * ridge, 1e-15))
+        return -(scale * torch.cholesky_solve((scale * gradient.reshape(-1))[:, None], L)[:, 0]).reshape(M, F)
+
+    def step(self) -> Tensor:
+        """One Newton step with a line search; returns the new s."""
+        s = self._respond(self.U)
+        d = self._direction(s, (self.W - self._weights(s)) / self.eta)
+        moved, t = self.X @ d.t(), 1.0
+        promise = -self._slope(0.0, d, moved)
+        low, high = 0.0, float("inf")
+        for _ in range(30):  # the slope has kinks, where Newton's step may overshoot
+            ahead = self._slope(t, d, moved)
+            if abs(ahead) <= 0.5 * promise:
+                break
+            low, high = (t, high) if ahead < 0 else (low, t)
+            t = 2 * t if high == float("inf") else (low + high) / 2
+        self.W, self.U = self.W + t * d, self.U + t * moved
+        s = self._respond(self.U)
+        loss = self._best(self.U).b(self._shaped(self.U))
+        value = float((self.p * loss).sum() + (self.W - self.W0).square().sum() / (2 * self.eta))
+        if promise <= SOLVED * value:
+            self.center, self.h = s, max(SHRINK * self.h, self.floor)
+        return s
+
+    def relax(self) -> bool:
+        """Raise h, because s has the rounding errors of v/h; False where it is as large as at first already."""
+        if self.floor >= self.first:
+            return False
+        self.h = self.floor = min(10 * self.floor, self.first)
+        return True
+
+    def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
+        """The derivative of φ along d, at t."""
+        s = self._respond(self.U + t * moved)
+        return float(((self.W + t * d - self.W0) * d).sum() / self.eta + (self.p[:, None] * s * moved).sum())
+
+    def dual(self, s: Tensor) -> float:
+        """D of the dual point s, up to that of (0, 0): Σ p (⟨s, X W₀⟩ + c) − ‖W(s) − W₀‖²/(2η)."""
+        offset = self.hull.lift(self._shaped(s))
+        assert offset is not None
+        lam = self.p @ ((s * (self.X @ self.W0.t())).sum(1) + offset)
+        return float(lam - (self._weights(s) - self.W0).square().sum() / (2 * self.eta))

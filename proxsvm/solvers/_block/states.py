@@ -1,0 +1,192 @@
+"""The block steps: exact on the hulls that have one, and over the atoms found so far on any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxsvm._kernels import block_loops as loops
+from proxsvm._kernels.tensors import Array
+from proxsvm.losses.hulls import Box, EntropySimplex, Hull, Simplex
+from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._block.base import BlockState, FlatAtom
+
+ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
+STIFF = 10.0  # the mean curvature h m from which Newton's method is faster under the entropy
+MAX_ATOMS = 16  # per sample; above, those without weight are dropped
+
+
+class SimplexState(BlockState):
+    """s = α − e_y of each sample; the classes that are not ``live`` cannot gain weight before the next evaluation."""
+
+    def __init__(self, hull: Simplex) -> None:
+        self.hull = hull.target.cpu().numpy(), to_numpy(hull.cost)
+        n, K = self.hull[1].shape
+        self.s, self.gain, self.worth = np.zeros((n, K)), np.zeros(n), np.zeros(n)
+        self.live, self.lives = np.zeros((n, K), np.int32), np.zeros(n, np.int32)
+
+    def begin(self, atom: FlatAtom) -> None:
+        """Start from a feasible s, without its rounding errors."""
+        rows, target = np.arange(len(self.s)), self.hull[0]
+        rest = np.maximum(atom.s, 0.0)
+        rest[rows, target] = 0.0
+        moved = rest.sum(1)
+        self.s = rest / np.maximum(moved, 1.0)[:, None]
+        self.s[rows, target] = -np.minimum(moved, 1.0)
+
+    def combination(self) -> FlatAtom:
+        """s and c = ⟨cost, s + e_y⟩."""
+        target, cost = self.hull
+        return FlatAtom(self.s, (self.s * cost).sum(1) + cost[np.arange(len(target)), target])
+
+    def evaluate(self, v: Array) -> tuple[Array, Array]:
+        """See :meth:`BlockState.evaluate`; also finds which classes are live."""
+        loops.simplex_gains(v, self.hull, self.s, self.live, self.lives, self.gain, self.worth)
+        return self.gain, self.worth
+
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """Over the live classes."""
+        return loops.simplex_sweep(order, least, model, self.hull, self.s, self.live, self.lives)
+
+
+class BoxState(BlockState):
+    """s of each sample, low ≤ s ≤ high."""
+
+    def __init__(self, hull: Box) -> None:
+        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
+        self.band = float(hull.band)
+        self.s = np.zeros_like(self.center)
+
+    def begin(self, atom: FlatAtom) -> None:
+        """Start from a feasible s, without its rounding errors."""
+        self.s = np.clip(atom.s, self.low, self.high)
+
+    def combination(self) -> FlatAtom:
+        """s and c = −⟨s, center⟩ − band ‖s‖₁."""
+        return FlatAtom(self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1))
+
+    def evaluate(self, v: Array) -> tuple[Array, Array]:
+        """See :meth:`BlockState.evaluate`."""
+        residual = v - self.center
+        at_low, at_high, now = (end * residual - self.band * np.abs(end) for end in (self.low, self.high, self.s))
+        gain = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
+        return gain, (now - self.s * v / 2).sum(1)
+
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """Over all outputs."""
+        return loops.box_sweep(order, least, model, (self.low, self.high, self.center, self.band), self.s)
+
+
+class EntropyState(BlockState):
+    """α of each sample, with s = m α − q and the tight offset c = m · entropy(α)."""
+
+    overhead = 500.0  # exponentials and logarithms
+
+    def is_stiff(self, h: Array) -> bool:
+        """See :meth:`BlockState.is_stiff`; the entropy's own curvature is 1 or more."""
+        return bool((h * self.mass).mean() > STIFF)
+
+    def __init__(self, hull: EntropySimplex) -> None:
+        self.q = to_numpy(hull.q)
+        self.mass = self.q.sum(1)
+        self.begin(FlatAtom(np.zeros_like(self.q), self.mass))
+
+    def begin(self, atom: FlatAtom) -> None:
+        """Start from a feasible s, without its rounding errors."""
+        alpha = np.maximum(atom.s + self.q, 0.0)
+        total = alpha.sum(1, keepdims=True)
+        even = np.full_like(alpha, 1 / alpha.shape[1])  # for a sample without weight
+        self.alpha: Array = np.divide(alpha, total, out=even, where=total > 0)
+
+    def combination(self) -> FlatAtom:
+        """s and c."""
+        return FlatAtom(self.mass[:, None] * self.alpha - self.q, -self.mass * (self.alpha * self._logs()).sum(1))
+
+    def _logs(self) -> Array:
+        """log α, and 0 where α = 0."""
+        logs: Array = np.log(self.alpha, out=np.zeros_like(self.alpha), where=self.alpha > 0)
+        return logs
+
+    def evaluate(self, v: Array) -> tuple[Array, Array]:
+        """See :meth:`BlockState.evaluate`; the gain is the divergence of α from the softmax."""
+        softmax = torch.as_tensor(v).log_softmax(1).numpy()
+        gain = self.mass * (self.alpha * (self._logs() - softmax)).sum(1)
+        s, c = self.combination()
+        return gain, c + (s * v).sum(1) / 2
+
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """Over all classes."""
+        return loops.entropy_sweep(order, least, model, self.mass, self.alpha)
+
+
+class AtomState(BlockState):
+    """For each sample the atoms that the oracle has found so far, and their weights: pairwise steps over these.
+
+    ``A`` is [n, T, M], ``c`` and ``a`` are [n, T]; sample i has ``counts[i]`` of them.
+    """
+
+    def __init__(self, bounds: Array, M: int, oracle: Callable[[Array], FlatAtom]) -> None:
+        n, self.oracle = len(bounds), oracle
+        self.A, self.c, self.a = np.zeros((n, 4, M)), np.zeros((n, 4)), np.zeros((n, 4))
+        self.a[:, 0], self.c[:, 0] = 1.0, bounds  # the first atom is (0, f), which every hull contains
+        self.counts = np.ones(n, np.int64)
+
+    def add(self, atom: FlatAtom) -> None:
+        """Add an atom for each sample; known ones are not stored twice."""
+        s, c = atom
+        if self.counts.max() == self.A.shape[1] >= MAX_ATOMS:
+            self._drop_idle()
+        T = self.A.shape[1]
+        known = ((s[:, None] == self.A).all(2) & (self.c == c[:, None]) & (np.arange(T) < self.counts[:, None])).any(1)
+        rows = np.flatnonzero(~known)
+        if len(rows) and self.counts[rows].max() == T:
+            self.A, self.c, self.a = (np.concatenate([x, np.zeros_like(x)], 1) for x in (self.A, self.c, self.a))
+        at = self.counts[rows]
+        self.A[rows, at], self.c[rows, at] = s[rows], c[rows]
+        self.counts[rows] += 1
+
+    def _drop_idle(self) -> None:
+        """Drop the atoms without weight; a smooth loss never finds the same one twice."""
+        kept = self.a > 0
+        kept[:, 0] = True
+        order = np.argsort(~kept, axis=1, kind="stable")
+        self.A = np.take_along_axis(self.A, order[:, :, None], 1)
+        self.c, self.a = (np.take_along_axis(x, order, 1) for x in (self.c, self.a))
+        self.counts = kept.sum(1)
+
+    def begin(self, atom: FlatAtom) -> None:
+        """Forget all atoms but the first, and put all the weight on one feasible point."""
+        self.A[:, 1], self.c[:, 1] = atom
+        self.a[:], self.counts[:] = 0.0, 2
+        self.a[:, 1] = 1.0
+
+    def combination(self) -> FlatAtom:
+        """Σ_t a_t (A_t, c_t)."""
+        return FlatAtom(np.einsum("nt,ntm->nm", self.a, self.A), (self.a * self.c).sum(1))
+
+    def evaluate(self, v: Array) -> tuple[Array, Array]:
+        """See :meth:`BlockState.evaluate`; adds the oracle's new atom, without weight."""
+        best, now = self.oracle(v), self.combination()
+        self.add(best)
+        return best.b(v) - now.b(v), now.offset + (now.s * v).sum(1) / 2
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """The arguments of the loops."""
+        return self.A, self.c, self.a, self.counts
+
+    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+        """One block step per sample: it takes a new atom to gain more."""
+        loops.atom_sweep(order, ROUNDS, model, *self.arrays)
+        return 0, 0.0
+
+
+EXACT: dict[type, Callable[[Any], BlockState]] = {Simplex: SimplexState, Box: BoxState, EntropySimplex: EntropyState}
+
+
+def exact_state(hull: Hull | None) -> BlockState | None:
+    """The state with an exact block step on this hull, if there is one."""
+    return next((state(hull) for kind, state in EXACT.items() if isinstance(hull, kind)), None)

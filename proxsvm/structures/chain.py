@@ -1,0 +1,104 @@
+"""Chains: sequences with scores for labels and for transitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsvm._scores import FORBIDDEN, known
+from proxsvm.structures.base import Reduce
+from proxsvm.structures.forest import Forest, Labelling, check_labels, check_scores, real_nodes, standard_form
+
+
+class Chain(Forest):
+    """score(y) = Σ_t unary[t, y_t] + Σ_t pairwise[t, y_t, y_{t+1}] + start[y_1] + end[y_T].
+
+    Scores: ``(unary, pairwise)`` or ``(unary, pairwise, start, end)`` with unary ``[B, T, K]``, pairwise ``[K, K]`` or
+    ``[B, T - 1, K, K]`` indexed (from, to), start and end ``[K]``, ``[B, K]`` or None.
+    Target: labels ``[B, T]``; for unequal lengths ``(labels, lengths)`` with lengths ``[B]``, or ``(labels, mask)``, a
+    mask of bool or uint8. Positions labelled −100 are padding, too. Scores on padding are ignored, even NaN.
+
+    A mask may leave out any positions: the score is that of the remaining chain, so a transition leads from one
+    unmasked position to the next. Of pairwise scores with one entry per transition, it uses the entry that leads
+    into the later of the two.
+
+    A score of −inf forbids a label or a transition (``transitions.masked_fill(illegal, -torch.inf)``): no prediction
+    uses it and no gradient reaches it. Where the true labels are forbidden the loss is +inf; NaN or +inf among the
+    scores make it NaN or infinite. In both cases the optimizer skips the step, or raises with ``nonfinite="raise"``.
+
+    >>> from proxsvm.losses import StructuredHinge
+    >>> unary = torch.tensor([[[2.0, 0.0], [0.0, 0.5]]])
+    >>> StructuredHinge(Chain())((unary, torch.eye(2)), torch.tensor([[0, 0]]))   # [0, 1]: 2 + 0.5 + Δ = 1 against 3
+    tensor(0.5000)
+    """
+
+    ignore_index = -100
+
+    def prepare(  # type: ignore[override]
+        self, name: str, scores: Any, target: Any, *, lengths: Any = None
+    ) -> tuple[Any, Labelling]:
+        """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
+        labels = None
+        if target is not None:
+            labels, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
+            if not isinstance(labels, Tensor):
+                raise TypeError(f"{name} got a target that is not labels, (labels, lengths) or (labels, mask)")
+        unary, pairwise, ends = check_scores(name, scores)
+        if len(ends) > 2:
+            raise ValueError(
+                f"{name} got {len(ends) + 2} scores; expected (unary, pairwise) or (unary, pairwise, start, end)"
+            )
+        B, T, K = unary.shape
+        if pairwise.shape not in ((K, K), (B, T - 1, K, K)):
+            raise ValueError(
+                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected [K, K] = ({K}, {K}) or "
+                f"[B, T - 1, K, K] = ({B}, {T - 1}, {K}, {K})"
+            )
+        y, kept = check_labels(name, labels, unary, self.ignore_index)
+        nodes, is_mask = real_nodes(name, lengths, y, kept)
+        order = None
+        if nodes is not None and is_mask and not known((nodes[:, :-1] | ~nodes[:, 1:]).all()):  # there may be holes
+            order = (~nodes).to(torch.uint8).argsort(dim=1, stable=True)
+            rows = torch.arange(B, device=order.device)[:, None]
+            unary, y, nodes = unary[rows, order], y[rows, order], nodes[rows, order]
+            if pairwise.dim() == 4:
+                pairwise = pairwise[rows, (order[:, 1:] - 1).clamp(min=0)]  # the entry of the edge into each position
+        unary = _with_ends(name, unary, nodes, ends)
+        parents = torch.arange(T - 1, device=y.device).expand(B, -1)
+        labelling = Labelling(y, nodes, None if nodes is None else nodes[:, 1:], parents, order, T)
+        return standard_form(name, unary, pairwise, labelling)
+
+    def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
+        """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k])."""
+        unary, pairwise = scores
+        first, *others = unary.unbind(1)
+        tables = [pairwise] * len(others) if pairwise.dim() == 2 else pairwise.unbind(1)
+        alpha = first
+        for t, (u, table) in enumerate(zip(others, tables, strict=True), start=1):
+            moved = reduce(alpha[:, :, None] + table, 1) + u
+            alpha = moved if target.nodes is None else torch.where(target.nodes[:, t, None], moved, alpha)
+        return reduce(alpha, 1)
+
+    def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
+        """p(y_t) ``[B, T, K]`` and p(y_t, y_{t+1}) ``[B, T - 1, K, K]``, 0 on padding."""
+        node, edge = mu
+        edge = torch.nn.functional.pad(edge, (0, 0, 0, 0, 1, 0))
+        return target.in_input_order(node), target.in_input_order(edge)[:, 1:]
+
+
+def _with_ends(name: str, unary: Tensor, nodes: Tensor | None, ends: tuple[Any, ...]) -> Tensor:
+    """The unary scores with start added at each chain's first position, and end at its last."""
+    B, T, K = unary.shape
+    first = torch.zeros(B, dtype=torch.long, device=unary.device)
+    last = first + T - 1 if nodes is None else nodes.sum(1) - 1
+    for what, extra, at in zip(("start", "end"), ends, (first, last), strict=False):
+        if extra is None:
+            continue
+        if extra.shape not in ((K,), (B, K)):
+            raise ValueError(f"{name} got {what} scores of shape {tuple(extra.shape)}; expected ({K},) or ({B}, {K})")
+        rows = torch.arange(B, device=at.device)
+        added = extra.to(unary).clamp(min=FORBIDDEN).expand(B, K)
+        unary = unary.index_put((rows, at), added, accumulate=True)
+    return unary

@@ -1,0 +1,121 @@
+"""Trees: every sample has its own tree, with scores for labels and for pairs of a parent's and a child's label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm._scores import require
+from proxsvm.structures.base import Reduce
+from proxsvm.structures.forest import Forest, Labelling, check_labels, check_scores, real_nodes, standard_form
+
+_CYCLE = "{} got parents with a cycle: no root is reached from some node"
+
+
+class Tree(Forest):
+    """score(y) = Σ_v unary[v, y_v] + Σ_v pairwise[v, y_parent(v), y_v].
+
+    Scores: ``(unary, pairwise)`` with unary ``[B, V, K]`` and pairwise ``[K, K]``, ``[V, K, K]`` or ``[B, V, K, K]``,
+    indexed (parent's label, child's label): entry v is the edge from v's parent to v, and a root's entry is not used.
+    Target: ``(labels, parents)`` or, for trees of unequal size, ``(labels, parents, sizes)``, with labels ``[B, V]``,
+    parents ``[B, V]`` (−1 at a root; several roots make a forest) and sizes ``[B]``, or a mask. Nodes may be in any
+    order. A mask may leave out any nodes: the children of such a node become children of its nearest unmasked
+    ancestor. Scores of −inf, +inf and NaN: as in :class:`~proxsvm.structures.Chain`.
+
+    >>> from proxsvm.losses import StructuredHinge
+    >>> unary = torch.tensor([[[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]])
+    >>> star = torch.tensor([[-1, 0, 0]])                         # node 0 is the parent of both others
+    >>> StructuredHinge(Tree()).decode((unary, torch.eye(2)), parents=star)   # either root agrees with one child
+    tensor([[0, 0, 1]])
+    """
+
+    ignore_index = -100
+
+    def prepare(  # type: ignore[override]
+        self, name: str, scores: Any, target: Any, *, parents: Any = None, sizes: Any = None
+    ) -> tuple[Any, Labelling]:
+        """The nodes are sorted by depth, so that parents precede their children."""
+        labels = None
+        if target is not None:
+            if not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
+                raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
+            labels, parents, sizes = target if len(target) == 3 else (*target, None)
+        unary, pairwise, more = check_scores(name, scores)
+        B, V, K = unary.shape
+        if more:
+            raise ValueError(f"{name} got {len(more) + 2} scores; expected (unary, pairwise)")
+        if pairwise.shape not in ((K, K), (V, K, K), (B, V, K, K)):
+            raise ValueError(
+                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected [K, K] = ({K}, {K}), "
+                f"[V, K, K] = ({V}, {K}, {K}) or [B, V, K, K] = ({B}, {V}, {K}, {K})"
+            )
+        y, kept = check_labels(name, labels, unary, self.ignore_index)
+        nodes, is_mask = real_nodes(name, sizes, y, kept)
+        parents = _check_parents(name, parents, y, nodes, is_mask)
+        order = _by_depth(name, parents, nodes)
+        rows = torch.arange(B, device=order.device)[:, None]
+        child = order[:, 1:]
+        edges = parents[rows, child] >= 0
+        at = torch.where(edges, order.argsort(1).gather(1, parents[rows, child].clamp(min=0)), 0)
+        if pairwise.dim() > 2:
+            pairwise = pairwise.expand(B, V, K, K)[rows, child]
+        labelling = Labelling(y[rows, order], None if nodes is None else nodes[rows, order], edges, at, order, V)
+        return standard_form(name, unary[rows, order], pairwise, labelling)
+
+    def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
+        """β_v[k] = unary[v, k] + Σ over children c of ⊕_j (pairwise[c, k, j] + β_c[j]); Σ over roots of ⊕ β."""
+        unary, pairwise = scores
+        assert target.edges is not None
+        V, K = unary.shape[1:]
+        tables = [pairwise] * (V - 1) if pairwise.dim() == 2 else pairwise.unbind(1)
+        belief, real = list(unary.unbind(1)), target.edges.unbind(1)
+        received = torch.zeros_like(unary)  # the messages of each node's children
+        for e in reversed(range(V - 1)):
+            belief[e + 1] = belief[e + 1] + received[:, e + 1]
+            message = torch.where(real[e][:, None], reduce(tables[e] + belief[e + 1][:, None], 2), 0.0)
+            received = received.scatter_add(1, target.parents[:, e, None, None].expand(-1, 1, K), message[:, None])
+        belief[0] = belief[0] + received[:, 0]
+        of_node = reduce(torch.stack(belief, 1), 2)
+        is_root = ~F.pad(target.edges, (1, 0))
+        return torch.where(is_root if target.nodes is None else is_root & target.nodes, of_node, 0.0).sum(1)
+
+    def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
+        """p(y_v) ``[B, V, K]`` and p(y_parent(v), y_v) ``[B, V, K, K]``, 0 on padding and at the edge into a root."""
+        node, edge = mu
+        return target.in_input_order(node), target.in_input_order(F.pad(edge, (0, 0, 0, 0, 1, 0)))
+
+
+def _check_parents(name: str, parents: Any, y: Tensor, nodes: Tensor | None, is_mask: bool) -> Tensor:
+    """The parents ``[B, V]``, −1 at roots and on padding; where a mask leaves a node out, its children move up."""
+    B, V = y.shape
+    if parents is None:
+        raise TypeError(f"{name} needs the trees: decode(scores, parents=parents)")
+    parents = torch.as_tensor(parents, device=y.device)
+    if parents.is_floating_point() or parents.shape != (B, V):
+        raise ValueError(f"{name} got parents of shape {tuple(parents.shape)}; expected ({B}, {V}) integers")
+    real = torch.ones_like(y, dtype=torch.bool) if nodes is None else nodes
+    parents = parents.long()
+    valid = (parents >= -1) & (parents < (V if is_mask else real.sum(1, keepdim=True)))
+    require(valid | ~real, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
+    parents = torch.where(valid, parents, -1)
+    if is_mask:
+        for _ in range(V.bit_length()):  # every pass doubles the number of masked ancestors that are skipped
+            above = parents.clamp(min=0)
+            parents = torch.where((parents >= 0) & ~real.gather(1, above), parents.gather(1, above), parents)
+        require((parents < 0) | real.gather(1, parents.clamp(min=0)) | ~real, _CYCLE.format(name))
+    return torch.where(real, parents, -1)
+
+
+def _by_depth(name: str, parents: Tensor, nodes: Tensor | None) -> Tensor:
+    """The indices of the nodes sorted by depth with padding last, ``[B, V]``."""
+    V = parents.shape[1]
+    depth, above = torch.zeros_like(parents), parents
+    for _ in range(V):
+        below = above >= 0
+        depth = depth + below
+        above = torch.where(below, parents.gather(1, above.clamp(min=0)), -1)
+    require(above < 0, _CYCLE.format(name))
+    return (depth if nodes is None else torch.where(nodes, depth, V + 1)).argsort(dim=1, stable=True)
