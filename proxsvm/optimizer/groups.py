@@ -205,6 +205,8 @@ def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
 def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> None:
     """Raise ValueError unless ``x`` can be the state ``name`` of the parameter ``p``."""
     what = f"the {NAMES.get(name, name)} of parameter {place}"
+    if name == "age" and name in metric.state and isinstance(x, int) and x >= 0:
+        return  # a plain count
     if not isinstance(x, Tensor) or (x.is_meta and not p.is_meta):
         raise ValueError(f"{what} is {x!r}; expected a tensor with numbers in it")
     if name.startswith(STATISTICS):
