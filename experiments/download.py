@@ -16,6 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from pandas import read_csv
 from torch.hub import download_url_to_file
 
 BLOCK = 1 << 20
@@ -23,57 +24,17 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive, its checksum ("md5:…", "sha256:…", or "lines:…": the sha256 of its one file's lines), and the files
-    to extract from the folder ``inside`` it."""
+    """A row of sources.csv."""
 
     url: str
     checksum: str
+    inside: str
     files: tuple[str, ...]
-    inside: str = ""
 
 
+SOURCES = read_csv(Path(__file__).with_name("sources.csv"), comment="#", keep_default_na=False, index_col="name")
 ARCHIVES = {
-    # The md5s are on the authors' page, https://www.cs.toronto.edu/~kriz/cifar.html.
-    "cifar10": Archive(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "md5:c32a1d4ab5d03f1284b67883e8d87530",
-        tuple(f"cifar-10-batches-bin/{name}.bin" for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]),
-    ),
-    "cifar100": Archive(
-        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        "md5:03b5dce01913d631647c71ecec9e9cb8",
-        ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
-    ),
-    # Stanford publishes no checksums, as far as we found. SNLI's is the one in InferSent (dataset/get_data.bash) and
-    # torchtext 0.9 (SNLI); GloVe's are those of torchtext (torchtext/experimental/checksums_glove.json).
-    "snli": Archive(
-        "https://nlp.stanford.edu/projects/snli/snli_1.0.zip",
-        "md5:981c3df556bbaea3f17f752456d0088c",
-        tuple(f"snli_1.0/snli_1.0_{split}.jsonl" for split in ("train", "dev", "test")),
-    ),
-    "glove": Archive(
-        "https://nlp.stanford.edu/data/glove.6B.zip",
-        "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
-        ("glove.6B.100d.txt",),
-    ),
-    "glove-840b": Archive(
-        "https://nlp.stanford.edu/data/glove.840B.300d.zip",
-        "sha256:c06db255e65095393609f19a4cfca20bf3a71e20cc53e892aafa490347e3849f",
-        ("glove.840B.300d.txt",),
-    ),
-    # Torgo's archive where scikit-learn has it, with scikit-learn's checksum.
-    "california": Archive(
-        "https://ndownloader.figshare.com/files/5976036",
-        "sha256:aaa5c9a6afe2225cc2aed2723682ae403280c4a3695a2ddda4ffb5d8215ea681",
-        ("cal_housing.data",),
-        inside="CaliforniaHousing/",
-    ),
-    # UCI publishes no checksum, and makes its archive on demand: the lines of the file are checked.
-    "bike": Archive(
-        "https://archive.ics.uci.edu/static/public/275/bike+sharing+dataset.zip",
-        "lines:b03a2d02e8c10f435c43c7f0b358b7e34a003afea53dbc37f0183f2763295133",
-        ("hour.csv",),
-    ),
+    row.Index: Archive(row.url, row.checksum, row.inside, tuple(row.files.split())) for row in SOURCES.itertuples()
 }
 
 

@@ -109,7 +109,7 @@ class Muon(torch.optim.Optimizer):
         tables = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
         matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
         self.matrices = matrices[:-1] or matrices
-        self.flat = [nn.Parameter(p.detach().flatten(1)) for p in self.matrices]
+        self.flat = [nn.Parameter(p.detach().flatten(1).clone()) for p in self.matrices]
         rest = [p for p in model.parameters() if all(p is not matrix for matrix in self.matrices)]
         options = {"lr": lr, "weight_decay": weight_decay}
         self.parts = {"muon": torch.optim.Muon(self.flat, adjust_lr_fn="match_rms_adamw", **options)}

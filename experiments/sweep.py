@@ -5,7 +5,7 @@ python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 Every run has a folder in --out, with a lock that one worker holds at a time and that the system frees when the worker
 dies. Kill it at any time, or pass --hours: the same command resumes from the last checkpoints, and finished runs are
 not run again. With --go-on, runs that the results file contains are not repeated either: a study can get more seeds on
-another machine, after the folder of its runs is gone. With --dry-run it only prints what it would do.
+another machine, after the folder of its runs is gone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from filelock import FileLock, Timeout  # torch depends on it, too
@@ -112,25 +110,6 @@ def name_of(config: Config) -> str:
     return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{lr}-{config.seed}-{digest}"
 
 
-def plan(sweep: Sweep, earlier: Sequence[Result]) -> str:
-    """What is left to run and, from the seconds of ``earlier`` epochs of the task, its hours.
-
-    Which settings will be chosen is not known yet; their number is.
-    """
-    study = sweep.study
-    unknown = {run: [{"val": 0.0, "val_averaged": dict.fromkeys(run.averages, 0.0)}] for run in study.grid}
-    tested = {(run.method, run.seed) for run in sweep.known if run.test}
-    runs = [run for run in study.grid if sweep.result(run) is None]
-    runs += [run for run in study.chosen(unknown) if (run.method, run.seed) not in tested]
-    seconds: dict[str, list[float]] = {}
-    for result in earlier:
-        seconds.setdefault(result["config"]["optimizer"], []).extend(line["seconds"] for line in result["curve"])
-    every = [value for values in seconds.values() for value in values] or [math.nan]
-    hours = sum(run.epochs * median(seconds.get(run.optimizer, every)) for run in runs) / 3600
-    lines = [f"{number:4} × {name}" for name, number in Counter(map(title, runs)).items()]
-    return "\n".join([*lines, f"{study.name}: {len(runs)} runs, {hours:.1f} hours on one worker, in {sweep.out}"])
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = sorted({name for studies in SCALES.values() for name in studies})
     parser.add_argument("study", help=", ".join(names))
@@ -142,7 +121,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", help="float32 or bfloat16; default: the study's")
     parser.add_argument("--compile", help="a backend of torch.compile, such as inductor")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command resumes")
-    parser.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and their hours")
     parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, if these are a subset")
     parser.add_argument("--so-far", action="store_true", help="run nothing; write the results of the finished runs")
     parser.add_argument("--go-on", action="store_true", help="do not repeat the runs in the results file in --results")
@@ -160,12 +138,9 @@ def main(args: argparse.Namespace) -> None:
     changed = {name: value for name, value in changed.items() if value}
     study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
-    earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    before, until = earlier if args.go_on else [], time.monotonic() + 3600 * args.hours
+    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on and file.exists() else []
+    until = time.monotonic() + 3600 * args.hours
     sweep = Sweep(study, args.out / args.scale / study.name, until, before, args.quiet)
-    if args.dry_run:
-        print(plan(sweep, earlier))
-        return
     sweep.out.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1", "--quiet"]
     others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
@@ -194,5 +169,4 @@ def alias(pattern: str, scale: str = "small", words: Sequence[str] | None = None
     sys.argv[1:] = ["sweep", study, *words, "--scale", scale, "--go-on"]
     args = parser.parse_args(sys.argv[2:])
     main(args)
-    if not args.dry_run:
-        print(tables.study(study, read(args.results / scale)[study]).markdown())
+    print(tables.study(study, read(args.results / scale)[study]).markdown())

@@ -56,9 +56,7 @@ def sentence_pairs(config: Config) -> Task:
     hidden, layer, glove = PAIR_MODELS[known("model", config.model, PAIR_MODELS)]
     train, val, test, vectors = snli.load(Path(config.data), config.images or None, seed=0, glove=glove)
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=lambda: snli.WordPairModel(vectors, hidden, layer),
         take=lambda split, index, _: snli.take(split, index),
         score=right,
@@ -71,9 +69,7 @@ def rows(config: Config) -> Task:
     known("model", config.model, ["mlp"])
     train, val, test = tabular.load(Path(config.data), config.dataset)
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=lambda: tabular.mlp(train.x.shape[1]),
         take=lambda split, index, _: ((split.x[index],), split.y[index]),
         score=lambda output, y: train.scale * (output - y).abs().sum(1),

@@ -18,32 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import style
+from matplotlib import colormaps, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 from pandas import DataFrame
 
+from experiments.optimizers import OPTIMIZERS
 from experiments.report import names
 from experiments.report.results import Results, best, candidates, choose, grid, read, together, unit
 
-COLORS = {
-    "dfw": "#d95f02",
-    "multistep": "#8c2d04",
-    "sgd": "#5e4fa2",
-    "adam": "#1b9e77",
-    "amsgrad": "#66a61e",
-    "adagrad": "#d4a000",
-    "bpgrad": "#a6761d",
-    "alig": "#e7298a",
-    "momo": "#1f78b4",
-    "prodigy": "#666666",
-    "schedulefree": "#00a6c0",
-    "adamw": "#333333",
-    "nadamw": "#1f78b4",
-    "soap": "#00a6c0",
-    "muon": "#e7298a",
-}
+COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
+COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "soap": "#00a6c0"}
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import argparse
 import base64
-import os
-import platform
 import re
 import shlex
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
 from experiments.report.results import SCORES, Results, plain, read, together
-from experiments.report.tables import Bold, Table
+from experiments.report.tables import Bold
 from experiments.studies import EVIDENCE, SMALL
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
@@ -39,7 +36,7 @@ def render(scales: dict[str, Results], command: str) -> str:
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.tests["slanted"] = lambda cell: cell.startswith("*") and cell.endswith("*")  # as in Markdown
     environment.filters["drawn"] = lambda drawing: base64.b64encode(png(drawing.draw())).decode()
-    environment.filters |= {"drawings": drawings, "kind": of_kind}
+    environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
     missing = dict.fromkeys(names.study(_kind(name) or name) for name in SMALL if name not in scales["small"])
     return environment.get_template("page.html").render(
@@ -48,7 +45,7 @@ def render(scales: dict[str, Results], command: str) -> str:
         tables=tables,
         names=names,
         published=tables.published(scales),
-        provenance=provenance(scales, command),
+        made=[command, f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC", COMMIT or "not a git checkout"],
         missing="; ".join(missing),
         script=SCRIPT.read_text(encoding="utf-8"),
     )
@@ -65,24 +62,6 @@ def of_kind(results: Results, kind: str) -> Results:
     if kind == "evidence":
         return {name: results[name] for name in (*EVIDENCE, *SCORES) if name in results}
     return {name: runs for name, runs in results.items() if _kind(name) == kind}
-
-
-def provenance(scales: dict[str, Results], command: str) -> Table:
-    """What produced the page, and what the runs recorded about themselves."""
-    made = Table("This page", ["", ""])
-    made.rows = [
-        ["command", command],
-        ["made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {names.count(os.cpu_count() or 1, 'core')}"],
-        ["code", f"{COMMIT or 'not a git checkout'}, Python {platform.python_version()}, torch {torch.__version__}"],
-    ]
-    for scale, results in ((scale, results) for scale, results in scales.items() if results):
-        runs = plain(together(results))
-        hours = runs.curve.map(lambda run: sum(epoch["seconds"] for epoch in run)).sum() / 3600
-        made.rows.append([f"runs, {scale} scale", f"{len(runs)}, {hours:.1f} hours of training in all"])
-        for key in dict.fromkeys(key for given in runs.provenance for key in given):
-            values = sorted({str(given.get(key))[:40] for given in runs.provenance})
-            made.rows.append([key, ", ".join(values if len(values) <= 4 else [values[0], "…", values[-1]])])
-    return made
 
 
 def filled(text: str, studies: Results) -> str:

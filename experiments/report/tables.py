@@ -234,37 +234,30 @@ def _until(run: Any, seconds: float) -> float:
 def factors(studies: Results) -> Table:
     """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
     table = Table("What each part is worth", ["", *map(names.study, studies)])
-    for name, keep in FACTORS.items():
-        found = [runs[[keep(run) for run in runs.itertuples()]] for runs in studies.values()]
-        values = [(runs.val.min() if runs.lower.any() else runs.val.max(), runs.lower.any()) for runs in found]
-        table.rows.append([name, *("—" if math.isnan(value) else _cell(value, lower) for value, lower in values)])
+    columns = []
+    for runs in studies.values():
+        lower = bool(runs.lower.iloc[0])
+        best_of = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False).val.agg(
+            "min" if lower else "max"
+        )
+        columns.append({name: _cell(value, lower) for name, value in best_of.items()})
+    for name in dict.fromkeys(name for column in columns for name in column if ", " not in name):  # not two parts
+        table.rows.append([name, *(column.get(name, "—") for column in columns)])
     table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
     return table
 
 
-def _part(
-    decay: bool = True, full: bool = False, metric: str = "kronecker", auto: bool = True, mu: Any = (0.9, 0.0)
-) -> Any:
-    """Whether a run is "nothing set" but for one part; ``mu``: memory and momentum."""
-
-    def keep(run: Any) -> bool:
-        method, momenta = run.method, (run.config.get("memory", 0.0), run.config["momentum"])
-        mine = bool(run.decay), method.optimizer == "dfw-full", method.metric, method.auto, momenta
-        return mine == (decay, full, metric, auto, mu)
-
-    return keep
-
-
-FACTORS = {
-    "nothing set": _part(),
-    "momentum instead of memory": _part(mu=(0.0, 0.9)),
-    "neither": _part(mu=(0.0, 0.0)),
-    "γ ≡ 1": _part(full=True),
-    "diagonal": _part(metric="diagonal"),
-    "Euclidean": _part(metric="euclidean"),
-    "the best of four fixed η": _part(auto=False),
-    "no average": _part(decay=False),
-}
+def _changed(run: Any) -> str:
+    """The parts of "nothing set" that a run does not have."""
+    changed = {
+        "no average": not run.decay,
+        "γ ≡ 1": run.optimizer == "dfw-full",
+        run.method.metric: run.method.metric != "kronecker",
+        "a fixed η": not run.method.auto,
+        "momentum, no memory": not run.config["memory"] and run.config["momentum"],
+        "no memory": not run.config["memory"] and not run.config["momentum"],
+    }
+    return ", ".join(name for name, given in changed.items() if given) or "nothing set"
 
 
 def ranks(studies: Results) -> Table:

@@ -120,9 +120,7 @@ def task(folder: Path) -> Task:
     """The dilated convolutions; the val split is the data set's own."""
     train, val, test = (read(folder / "camvid", split) for split in ("train", "val", "test"))
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=Network,
         take=lambda frames, index, _: frames.take(index),
         batches=lambda _, generator: indices(len(train), 4, generator),

@@ -138,9 +138,7 @@ def task(folder: Path) -> Task:
     vocabulary = Vocabulary(split["train"])
     train, val, test = map(vocabulary.encode, split.values())
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=partial(Tagger, vocabulary),
         take=lambda encoded, index, _: take(encoded, index),
         batches=lambda _, generator: batches(train, generator),

@@ -131,9 +131,7 @@ def task(protocol: str, model: str, folder: Path) -> Task:
     held = len(order) // 5
     train = words[order if model else order[held:]]
     return Task(
-        train,
-        words[order[:held]],
-        words[~inside],
+        *(train, words[order[:held]], words[~inside]),
         network=ConvNet if model == "conv" else Linear,
         take=lambda split, index, _: ((split.x[index],), split[index].target),
         batches=lambda _, generator: indices(len(train), 32, generator),

@@ -93,9 +93,7 @@ def task(folder: Path) -> Task:
     vocabulary, wanted = Vocabulary(split["train"]), kinds(split["train"])
     train, val, test = (labelled(found, vocabulary, wanted) for found in split.values())
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=partial(Bag, vocabulary, len(wanted)),
         take=lambda part, index, _: part.take(index),
         losses={

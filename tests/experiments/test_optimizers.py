@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from experiments import peers, schedules
 from experiments.averaging import average, with_fresh_statistics
 from experiments.config import Config
 from experiments.optimizers import OPTIMIZERS, criterion_of, recipe_of
-from experiments.peers import BPGrad, DoG
+from experiments.peers import BPGrad, DoG, Muon
 from experiments.schedules import Schedule
 
 
@@ -62,6 +64,40 @@ def test_dog_is_its_formula():
     again = DoG([w])
     again.load_state_dict(optimizer.state_dict())
     assert again.state[w]["distance"] == optimizer.state[w]["distance"]
+
+
+def test_muon_trains_hidden_matrices_and_adamw_the_rest():
+    torch.manual_seed(0)
+    layers = nn.Embedding(7, 4), nn.Conv1d(4, 6, 3), nn.Flatten(), nn.Linear(18, 5), nn.LayerNorm(5), nn.Linear(5, 2)
+    embedding, convolution, _, hidden, norm, head = layers
+    plain = copy.deepcopy(nn.ModuleList(layers))
+    optimizer = Muon(nn.ModuleList(layers), lr=0.01, weight_decay=0.1)
+    assert [id(p) for p in optimizer.matrices] == [id(convolution.weight), id(hidden.weight)]
+    rest = [p for p in plain.parameters() if p.shape not in ((6, 4, 3), (5, 18))]
+    flat = nn.Parameter(plain[1].weight.detach().flatten(1).clone())
+    muon = torch.optim.Muon([flat], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=0.01, weight_decay=0.1)
+    for _ in range(3):
+        for p, q in zip(nn.ModuleList(layers).parameters(), plain.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        flat.grad = plain[1].weight.grad.flatten(1)
+        for each in (optimizer, muon, adamw):
+            each.step()
+    torch.testing.assert_close(convolution.weight.flatten(1), flat)
+    for ours, theirs in ((embedding, plain[0]), (norm, plain[4]), (head, plain[5])):
+        torch.testing.assert_close(ours.weight, theirs.weight)
+
+
+def test_nothing_set_is_passed_explicitly():
+    config = Config(optimizer="dfw", lr="auto", metric="kronecker", memory=0.9, momentum=0.0, average="0.995")
+    optimizer = OPTIMIZERS["dfw"].build(config, criterion_of(replace(config, loss="ce")), nn.Linear(3, 2), 10)
+    assert optimizer.memory == 0.9
+    assert {key: optimizer.param_groups[0][key] for key in ("auto", "average", "momentum")} == {
+        "auto": True,
+        "average": 0.995,
+        "momentum": 0.0,
+    }
 
 
 def test_a_full_step_in_the_euclidean_metric_is_sgd():

@@ -253,6 +253,7 @@ def test_one_fixed_setting_over_all_tasks():
         made, dataset = [], study.removeprefix("fixed-")
         for optimizer, test in values.items():
             options = {"loss": "ce", "optimizer": optimizer, "test": test, "dataset": dataset}
+            options["lr"] = {"adamw": 1e-3, "dog": 1.0}[optimizer]  # the first of settings.csv
             made.append(line(study, **options, averaged={"0.995": 1.0}, test_averaged={"0.995": test + 1}))
         return frame(*made, line(study, **PROX, lr="auto", test=80.0 if "cifar" in study else 1.0, dataset=dataset))
 
@@ -274,8 +275,59 @@ def test_one_fixed_setting_over_all_tasks():
     mine = [
         line("fixed-lm", **PROX, dataset="lm", lr=lr, momentum=mu, test=1.5) for lr, mu in ((0.01, 0.0), (0.1, 0.9))
     ]
+    mine += [
+        line("fixed-lm", dataset="lm", **NOTHING, test=1.0),
+        line("fixed-lm", "adamw", 0.01, dataset="lm", test=1.2),
+    ]
     rows = [row[0] for row in tables.fixed({"fixed-lm": frame(*mine)}).rows]
-    assert rows == ["proxsvm, diagonal, η = 0.01, no momentum", "proxsvm, diagonal, η = 0.1, momentum 0.9"]
+    assert rows[:2] == ["proxsvm, diagonal, η = 0.01, no momentum", "proxsvm, diagonal, η = 0.1, momentum 0.9"]
+    assert rows[2:] == ["proxsvm, nothing set", "AdamW, constant, lr = 0.01"]
+
+
+NOTHING = {**PROX, "lr": "auto", "metric": "kronecker", "momentum": 0.0, "memory": 0.9}
+
+
+def test_the_last_epoch_and_equal_time():
+    def of(seconds, value, **options):
+        made = line("fixed-lm", dataset="lm", **options, test=1.0, val=value)
+        made["test_last"] = {"": value + 1}
+        for epoch in made["curve"]:
+            epoch["train_seconds"] = seconds
+        return made
+
+    adamw = {"optimizer": "adamw", "lr": 1e-3, "loss": "ce"}
+    runs = frame(of(1.0, 1.5, **adamw), of(2.0, 1.0, **NOTHING), of(4.0, 1.0, **PROX, lr="auto"))
+    last = tables.fixed({"fixed-lm": runs}, value="test_last").rows
+    assert {row[0]: row[1] for row in last}["proxsvm, nothing set"] == "2.000"
+    timed = {row[0]: row[1:] for row in tables.timed({"fixed-lm": runs}).rows}  # until AdamW's three epochs are over
+    assert timed["AdamW, constant"] == ["1.500", "1.0", "1.00"]
+    assert timed["proxsvm, nothing set"] == ["3.000", "2.0", "2.00"]  # one of three epochs
+    assert timed["proxsvm, diagonal, η = auto"] == ["—", "3.0", "inf"]
+    assert tables.timed({"fixed-lm": frame(line("fixed-lm", dataset="lm", test=1.0))}).rows == []  # recorded no time
+
+
+def test_what_each_part_is_worth_and_five_decades():
+    base = {"dataset": "lm", **NOTHING, "average": ""}
+    changes = [{}, {"memory": 0.0}, {"optimizer": "dfw-full"}, {"metric": "euclidean"}, {"lr": 0.1}, {"lr": 0.01}]
+    made = [
+        line("factors-lm", **base | change, val=9.0, averaged={"0.995": 1.0 + k}) for k, change in enumerate(changes)
+    ]
+    assert dict(tables.factors({"factors-lm": frame(*made)}).rows) == {
+        "no average": "9.000",
+        "nothing set": "1.000",
+        "no memory": "2.000",
+        "γ ≡ 1": "3.000",
+        "euclidean": "4.000",
+        "a fixed η": "5.000",
+    }
+    peers = [line("decades-lm", "soap", lr, dataset="lm", loss="ce", averaged={"0.995": 2.0}) for lr in (0.1, 0.01)]
+    drawn = figures.drawings({"decades-lm": frame(made[0], *made[4:], *peers)})
+    assert list(drawn) == ["decades"]
+    assert [text.get_text() for text in drawn["decades"].draw().legends[0].get_texts()] == [
+        "proxsvm, kronecker",
+        "proxsvm, kronecker, η = auto",
+        "SOAP",
+    ]
 
 
 def test_the_best_of_ours_beside_the_best_of_the_others():

@@ -129,7 +129,15 @@ FAMILIES = {
     "gpt": {"dataset": "lm", "model": "gpt-2-64"},
 }
 RATES = {"adagrad": 0.01, "adam": 0.003, "adamw": 0.003, "amsgrad": 0.003, "bpgrad": 0.02, "multistep": 0.1}
-RATES |= {"dog": 1.0, "prodigy": 1.0, "momo-adam": 0.01, "schedulefree-adamw": 0.003}
+RATES |= {
+    "dog": 1.0,
+    "prodigy": 1.0,
+    "momo-adam": 0.01,
+    "schedulefree-adamw": 0.003,
+    "nadamw": 0.003,
+    "soap": 0.003,
+    "muon": 0.003,
+}
 SCHEDULES = {"sgd": "wrn-jobs", "adamw": "cosine"}
 
 
