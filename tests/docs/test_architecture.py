@@ -40,9 +40,6 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
-# Paths.
-
-
 def named(page: Path) -> set[Path]:
     """The paths of the tree that begins with ``proxsvm/``: two spaces per level, commas between names."""
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page.read_text(), re.S | re.M)
@@ -91,9 +88,6 @@ def test_the_picture_names_what_exists_and_is_up_to_date():
     assert picture.svg() == (ROOT / "docs" / "pictures" / "architecture.svg").read_text(), "run the drawing"
 
 
-# The walk of one step.
-
-
 def defined(path: Path) -> set[str]:
     return set(re.findall(r"(?:def|class) (\w+)", path.read_text()))
 
@@ -107,7 +101,6 @@ def walk() -> set[tuple[str, str]]:
 
 
 def test_the_walk_names_what_exists():
-    assert len(walk()) > 100
     assert not [(file, name) for file, name in walk() if name not in defined(PACKAGE / file)]
 
 
@@ -134,9 +127,6 @@ def test_the_walk_names_every_function_that_a_step_calls(fused):
     called.discard(("problem.py", "Problem"))  # the base of GradientProblem
     assert len(called) > 90
     assert not sorted(called - walk())
-
-
-# Imports.
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -185,11 +175,3 @@ def test_only_the_kernels_know_numba_and_addresses():
         loads = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
         uses |= {"load" for call in loads if ast.unparse(call.args[0]) == "'numba'"}
         assert not uses or part_of(path) == "_kernels", f"{path} uses {uses}"
-
-
-def test_the_test_of_imports_can_fail():
-    assert list(imports(ast.parse("from proxsvm.solvers import base\nimport numba.core"))) == [
-        "proxsvm.solvers.base",
-        "numba.core",
-    ]
-    assert LEVEL["solvers"] > LEVEL["losses"]
