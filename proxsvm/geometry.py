@@ -119,8 +119,9 @@ def check_metric(metric: Any) -> Metric:
 class Kept:
     """What an optimizer keeps for the parameters of a bucket between steps, lists with one tensor per parameter.
 
-    ``metric``: the state of the metric; ``steps``: how many steps they have taken, if that is needed; ``q``: the past (memory); ``z``: the
-    velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each None where there is none.
+    ``metric``: the state of the metric; ``steps``: how many steps they have taken, None where nobody needs it; ``q``:
+    the past (memory); ``z``: the velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each
+    None where there is none.
     """
 
     metric: list[State]
@@ -146,6 +147,7 @@ class Bucket:
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
+        self._observed: Tensors = ()  # by the metric
         self._first: Tensor | None = None  # M⁻¹x of the direction of products()
 
     def own(self, x: Tensors) -> list[Tensor]:
@@ -172,6 +174,10 @@ class Bucket:
         """M x."""
         return x if self.group.metric.identity else self._map(self.matrix.times, x)
 
+    def squared(self, x: Tensor) -> Tensor:
+        """⟨x, M x⟩."""
+        return self.matrix.squared([x] if self.group.metric.elementwise else self.views(x))
+
     def _map(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
         return function([x])[0] if self.group.metric.elementwise else self.flat(function(self.views(x)))
 
@@ -181,7 +187,7 @@ class Bucket:
         """Fix M by the first direction of the step, scale · gradients."""
         compare("gradient", self.w, gradients)
         require_dense(gradients)
-        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
+        self._gradients, self._matrix, self._loops, self._observed = (gradients, scale), None, None, ()
         if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
             self._loops = kernels.bind(self.at[0], self.w, gradients, scale, self._moments)
         elif kernels is not None and kernels.fused:
@@ -191,6 +197,7 @@ class Bucket:
         metric, kept = self.group.metric, self.kept
         if not isinstance(metric, Diagonal):
             return None
+        assert kept.steps is not None
         correction = bias_correction(metric.beta2, kept.steps)
         return Moments([own["v"] for own in kept.metric], metric.beta2, metric.eps, correction)
 
@@ -201,11 +208,13 @@ class Bucket:
         if isinstance(metric, Matrix):
             return metric
         if self._matrix is None:
+            assert kept.steps is not None
             g = self.gradient()
             gradients, self._before = self.views(g), kept.metric
             if metric.elementwise:  # one vector instead of many parameters
-                joined = {name: self.flat([own[name] for own in kept.metric]) for name in kept.metric[0]}
+                joined = {name: self.flat([own[name] for own in kept.metric]) for name in metric.state}
                 gradients, self._before = [g], [joined]
+            self._observed = gradients
             self._matrix, self._after = metric.observe(gradients, self._before, kept.steps)
         return self._matrix
 
@@ -232,11 +241,11 @@ class Bucket:
             qx = torch.dot(q, y)
         if decay or kept.start is not None:
             w = self.flat(self.w)
-            wx, ww = torch.dot(w, x), torch.dot(w, self.times(w))
+            wx, ww = torch.dot(w, x), self.squared(w)
             qw = zero if q is None else torch.dot(q, w)
             if kept.start is not None:
                 u = w.sub_(self.flat(kept.start))
-                uu, gg = torch.dot(u, self.times(u)), torch.dot(g, self.solve(g))
+                uu, gg = self.squared(u), self.matrix.dual_squared(self._observed if self._observed else [g])
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
     def prepare(self) -> None:
@@ -264,7 +273,10 @@ class Bucket:
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
         push, drop = self.eta * factor, self.eta * self.group.decay
         lift = drop * gamma
-        rate = 0.0 if average is None else (9 / (10 + kept.steps)).clamp(min=1 - average)
+        rate: Number = 0.0
+        if average is not None:
+            assert kept.steps is not None
+            rate = torch.clamp(9 / (10 + kept.steps), min=1 - average)
         if isinstance(self.eta, Tensor) or self.eta == 0:
             skip = skip | (self.eta == 0)
         if x is None and self._loops is not None:
@@ -286,7 +298,7 @@ class Bucket:
             self._subtract(kept.q, self.flat(kept.q).sub_(self.gradient()).mul_(1 - mu), skip)
         if kept.mean is not None:
             self._subtract(kept.mean, self.flat(kept.mean).sub_(self.flat(self.w)).mul_(rate), skip)
-        if kept.metric[0]:
+        if self.group.metric.state:
             self._commit(skip)
         return skip
 
@@ -298,10 +310,18 @@ class Bucket:
     def _commit(self, skip: Tensor) -> None:
         """Keep the state of the metric after the step, unless ``skip`` holds."""
         assert self.matrix is not None  # observed by now
-        for name in self.kept.metric[0]:
-            old = [own[name] for own in self.kept.metric]
-            new = [torch.where(skip, a[name], b[name]) for a, b in zip(self._before, self._after, strict=True)]
-            torch._foreach_copy_(old, self.views(new[0]) if self.group.metric.elementwise else new)
+        for name in self.group.metric.state:
+            rows = [(a[name], b[name]) for a, b in zip(self._before, self._after, strict=True) if name in b]
+            new = [torch.where(skip, a, b) if isinstance(b, Tensor) and b is not a else b for a, b in rows]
+            owners = [own for own in self.kept.metric if name in own]
+            if self.group.metric.elementwise:
+                new = self.views(new[0])
+            for own, x in zip(owners, new, strict=True):
+                if not isinstance(x, Tensor):
+                    own[name] = x  # a plain number is counted whether the step is skipped or not
+            old = [own[name] for own in owners if isinstance(own[name], Tensor)]
+            if old:
+                torch._foreach_copy_(old, [x for x in new if isinstance(x, Tensor)])
 
 
 # The geometry of a problem.
@@ -348,7 +368,8 @@ class Geometry:
         shares: Sequence[float] | None = None,
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
-        self._first_distance, self._kernels, self._r_squared = first_distance, kernels, None
+        self._first_distance, self._kernels = first_distance, kernels
+        self._r_squared: Tensor | None = None
         self.buckets = []
         for group in groups:
             for at in _split(params, group.at, keys, shares):
@@ -359,7 +380,7 @@ class Geometry:
     @property
     def observes(self) -> bool:
         """Whether a metric or η itself depends on the first direction of a step."""
-        return any(b.kept.metric[0] or b.group.auto for b in self.buckets)
+        return any(b.group.metric.state or b.group.auto for b in self.buckets)
 
     def observe(self, x: Tensors, scale: Tensor | None = None) -> None:
         """Fix the metrics by the first direction of the step, scale · x."""
@@ -376,11 +397,11 @@ class Geometry:
             start, far, gradient = self.reduce(
                 [self._total([bucket.share * sums[k] for bucket, sums in auto]) for k in (2, 6, 5)]
             )
-            eta, self.history = distance_over_gradients(
+            found_eta, self.history = distance_over_gradients(
                 self.history, start=start, distance=far, gradient=gradient, first=self._first_distance
             )
             for bucket, _ in auto:
-                bucket.eta = bucket.group.eta * eta.to(bucket.device, bucket.dtype)
+                bucket.eta = bucket.group.eta * found_eta.to(bucket.device, bucket.dtype)
         found = []
         for bucket, sums in rows:
             eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, bucket.kept.q is not None
@@ -499,12 +520,11 @@ class Geometry:
         """
         for bucket in self.buckets:
             bucket.prepare()
-        return [
-            bucket.advance(
-                None if x is None else bucket.own(x), *(c.to(bucket.device) for c in (factor, gamma, skip)), memory
-            )
-            for bucket in self.buckets
-        ]
+        stayed = []
+        for bucket in self.buckets:
+            c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))
+            stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))
+        return stayed
 
     @property
     def past(self) -> list[Tensor]:
@@ -529,15 +549,3 @@ def _nothing_kept(group: Group, w: list[Tensor]) -> Kept:
     """For a problem built by hand."""
     zero = torch.zeros((), dtype=accumulator(w[0].dtype), device=w[0].device)
     return Kept([group.metric.start(p.detach()) for p in w], zero)
-
-
-def dots(a: Tensors, b: Tensors) -> Tensor:
-    """Σ_i ⟨a_i, b_i⟩, accumulated in float32 or better.
-
-    >>> dots([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 4.0])])
-    tensor(11.)
-    """
-    wide = accumulator(a[0].dtype)
-    return torch.stack(
-        [torch.dot(x.detach().to(wide).reshape(-1), y.detach().to(wide).reshape(-1)) for x, y in zip(a, b, strict=True)]
-    ).sum()

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.geometry import dots
 from proxsvm.linearization.base import LinearMap
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, parts
 from proxsvm.losses.hulls import Hull, Polytope
+from proxsvm.metrics.base import dots
 from proxsvm.point import DualPoint
 from proxsvm.problem import Past, ProxProblem
 

@@ -131,7 +131,7 @@ class Problem(ABC):
         """The average over ranks of a value; here there is one rank."""
         return value
 
-    def check(self, point: DualPoint, solver: object) -> None:
+    def check(self, point: DualPoint, solver: object) -> None:  # noqa: B027 (one rank agrees with itself)
         """Raise an error if the ranks do not agree on a solver's ``point``."""
 
 

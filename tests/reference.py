@@ -86,3 +86,72 @@ class PlainStep:
         gone = length([p - s for p, s in zip(self.params, self.start, strict=True)])
         self.far = max(1e-3 * length(self.start) if self.far is None else self.far, gone)
         return [(1 - self.mu[i]) * self.far / self.squares**0.5 if i in auto else lr for i, lr in enumerate(self.lr)]
+
+
+class MemoryStep:
+    """A single step with memory: γ = clip₀₁ λ / (η ‖δ‖²), d = −γ η M⁻¹ δ, on the gradients g of a loss value.
+
+    δ = (1 − μ²) g + μ² q        λ = (1 − μ²) f + μ² h        M as the metric's own formulas, parameter by parameter
+    q ← μ q + (1 − μ) g          h ← μ (h + ⟨q, d⟩) + (1 − μ) (f + ⟨g, d⟩)
+    """
+
+    def __init__(self, params, lr, mu=0.9, average=0.995, *, metric):
+        self.w, self.lr, self.mu, self.beta, self.metric, self.t = list(params), lr, mu, average, metric, 0
+        self.q, self.h = [torch.zeros_like(p) for p in self.w], 0.0
+        self.start, self.mean = ([p.detach().clone() for p in self.w] for _ in range(2))
+        self.v = [torch.zeros_like(p) for p in self.w]
+        self.sides, self.bases = [[0.0, 0.0] for _ in self.w], [None for _ in self.w]
+        self.far, self.squares = None, 0.0
+
+    def _turn(self, i, x, back=False):
+        if self.bases[i] is None:
+            return x
+        U, V = self.bases[i]
+        y = x.flatten(1)
+        return (U @ y @ V.T if back else U.T @ y @ V).view_as(x)
+
+    def _observe(self, g):
+        metric, self.M = self.metric, []
+        for i, x in enumerate(g):
+            if hasattr(metric, "every") and x.dim() > 1:
+                G = x.flatten(1)
+                old, b = self.sides[i], metric.beta
+                self.sides[i] = [b * a + (1 - b) * s for a, s in zip(old, (G @ G.T, G.T @ G), strict=True)]
+                if self.t % metric.every == 0:
+                    self.bases[i] = [torch.linalg.eigh(s)[1] for s in self.sides[i]]
+            self.v[i] = metric.beta2 * self.v[i] + (1 - metric.beta2) * self._turn(i, x).square()
+            self.M.append((self.v[i] / (1 - metric.beta2 ** (self.t + 1))).sqrt() + metric.eps)
+
+    def _solve(self, i, x):
+        return self._turn(i, self._turn(i, x) / self.M[i], back=True)
+
+    def _norm(self, vectors):
+        return sum(float((self.M[i] * self._turn(i, x) ** 2).sum()) for i, x in enumerate(vectors)) ** 0.5
+
+    def _eta(self, g):
+        if self.lr != "auto":
+            return self.lr
+        self.far = 0.1 * self._norm(self.w) if self.far is None else self.far
+        self.far = max(self.far, self._norm([a - b for a, b in zip(self.w, self.start, strict=True)]))
+        self.squares += sum(float((x * self._solve(i, x)).sum()) for i, x in enumerate(g))
+        return self.far / self.squares**0.5
+
+    @torch.no_grad()
+    def step(self, value: Tensor) -> float:
+        f, mu, g = float(value), self.mu, [p.grad for p in self.w]
+        self._observe(g)
+        eta = self._eta(g)
+        delta = [(1 - mu**2) * x + mu**2 * q for x, q in zip(g, self.q, strict=True)]
+        along = [self._solve(i, x) for i, x in enumerate(delta)]
+        norm = sum(float((x * y).sum()) for x, y in zip(delta, along, strict=True))
+        gamma = min(1.0, max(0.0, ((1 - mu**2) * f + mu**2 * self.h) / (eta * norm)))
+        d = [-gamma * eta * y for y in along]
+        q_d, g_d = (sum(float((a * b).sum()) for a, b in zip(x, d, strict=True)) for x in (self.q, g))
+        self.h = mu * (self.h + q_d) + (1 - mu) * (f + g_d)
+        self.q = [mu * q + (1 - mu) * x for q, x in zip(self.q, g, strict=True)]
+        beta = min(self.beta, (1 + self.t) / (10 + self.t))
+        for i, (p, x) in enumerate(zip(self.w, d, strict=True)):
+            p.add_(x)
+            self.mean[i] = beta * self.mean[i] + (1 - beta) * p
+        self.t += 1
+        return gamma

@@ -185,11 +185,8 @@ class Loops:
         from proxsvm._kernels import step_loops
 
         self._loop = step_loops.advance(self._moments is not None, q is not None, z is not None, mean is not None)
-        past, average = (
-            self._kept("past" if z is None else "velocity", q if z is None else z),
-            self._kept("average", mean),
-        )
-        self._arrays = list(zip(self._w, self._g, self._v, past, average, strict=True))
+        past = self._kept("past", q) if z is None else self._kept("velocity", z)
+        self._arrays = list(zip(self._w, self._g, self._v, past, self._kept("average", mean), strict=True))
 
     def advance(self, push: float, lift: float, drop: float, mu: float, rate: float) -> None:
         """The update in place."""

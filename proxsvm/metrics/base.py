@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from proxsvm._kernels.tensors import accumulator
+
 Tensors: TypeAlias = Sequence[Tensor]
-State: TypeAlias = dict[str, Tensor]
+State: TypeAlias = dict[str, Any]  # tensors, and plain numbers that need not wait for the device
 
 
 class Matrix(ABC):
@@ -24,9 +26,29 @@ class Matrix(ABC):
     def times(self, x: Tensors) -> Tensors:
         """M x."""
 
+    def squared(self, x: Tensors) -> Tensor:
+        """⟨x, M x⟩."""
+        return dots(x, self.times(x))
+
+    def dual_squared(self, x: Tensors) -> Tensor:
+        """⟨x, M⁻¹ x⟩."""
+        return dots(x, self.solve(x))
+
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """``rows`` · M^(−1/2), for a dense ``[k, P]`` matrix over the flattened parameters of these shapes."""
         raise TypeError(f"{type(self).__name__} has no root(), which this solver needs: define it, or use MultiStepFW")
+
+
+def dots(a: Tensors, b: Tensors) -> Tensor:
+    """Σ_i ⟨a_i, b_i⟩, accumulated in float32 or better.
+
+    >>> dots([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 4.0])])
+    tensor(11.)
+    """
+    wide = accumulator(a[0].dtype)
+    rows = [[x.detach().to(wide).reshape(-1) for x in pair] for pair in zip(a, b, strict=True)]
+    found = [torch.dot(x, y) for x, y in rows]
+    return found[0] if len(found) == 1 else torch.stack(found).sum()
 
 
 class Metric(ABC):
@@ -39,7 +61,7 @@ class Metric(ABC):
     identity: bool = False
     elementwise: bool = False
     state: tuple[str, ...] = ()
-    """The names of the tensors that are kept for a parameter; :meth:`start` may leave some out."""
+    """The names of what is kept for a parameter; :meth:`start` may leave some out."""
 
     @abstractmethod
     def observe(self, gradients: Tensors, state: list[State], steps: Tensor) -> tuple[Matrix, list[State]]:

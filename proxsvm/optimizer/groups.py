@@ -80,8 +80,8 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
     _require("momentum", mu, "μ in [0, 1)", lambda x: 0 <= x < 1)
     if memory and mu:
         raise ValueError(
-            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which γ "
-            "knows. The paper's own needs memory=0.0"
+            f"momentum is {mu} and memory {memory}; expected one of them: memory is momentum inside the problem, which "
+            "γ knows. The paper's own needs memory=0.0"
         )
     average = group.get("average", defaults.get("average"))
     if average is not None:
@@ -205,6 +205,8 @@ def _check_names(place: Any, state: Mapping[str, Any], metric: Metric) -> None:
 def _check_tensor(name: str, x: Any, p: Tensor, metric: Metric, place: Any) -> None:
     """Raise ValueError unless ``x`` can be the state ``name`` of the parameter ``p``."""
     what = f"the {NAMES.get(name, name)} of parameter {place}"
+    if name == "age" and name in metric.state and isinstance(x, int) and x >= 0:
+        return  # a plain count
     if not isinstance(x, Tensor) or (x.is_meta and not p.is_meta):
         raise ValueError(f"{what} is {x!r}; expected a tensor with numbers in it")
     if name.startswith(STATISTICS):

@@ -32,7 +32,7 @@ from proxsvm.optimizer.ranks import (
 )
 from proxsvm.optimizer.record import Record
 from proxsvm.optimizer.state import Store, keep_precision, shared_scalars, upgraded
-from proxsvm.optimizer.value import LossValue, fault, given_value
+from proxsvm.optimizer.value import LossValue, given_value, value_fault
 from proxsvm.optimizer.watch import watch
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
@@ -249,7 +249,7 @@ class ProxOptimizer(torch.optim.Optimizer):
             else:
                 step = self._before_backward(returned)
         if step is not None:
-            point = self.solver.solve(step.problem)
+            point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # a graph where the solver needs one
             step.problem.check(point, self.solver)
             self._take(point, step)
             self._record.spend(step.spends, None if step.spends else returned)
@@ -299,8 +299,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         if loss is None and not compiling:
             self._record.require_unused()
             if ranks is None and scale.scale is None and undeclared is None:  # others change the gradients rightly
-                for text in self._record.guard.faults():
-                    self._warn(text)
+                for wrong in self._record.guard.faults():
+                    self._warn(wrong)
         value, floor = known.averaged(ranks)
         problem = GradientProblem(
             self._geometry(groups, ranks, kernels=True),
@@ -311,7 +311,7 @@ class ProxOptimizer(torch.optim.Optimizer):
             max_norm=self.max_grad_norm,
             past=self._past(),
         )
-        if loss is None and not compiling and (text := fault(value, problem)):
+        if loss is None and not compiling and (text := value_fault(value, problem)):
             self._warn(text)
         return _Step(problem, value, scale, grads)
 

@@ -61,14 +61,13 @@ class Store:
         def tensors(name: str) -> list[Tensor]:
             return _tensors(name, owners, states)
 
-        learned: list[dict[str, Tensor]] = [{}] * len(owners)
         if metric.state:
             for p, own in zip(owners, states, strict=True):
                 if not any(name in own for name in metric.state):
                     own.update(metric.start(p.detach()))
-            learned = [{name: local(own[name]) for name in metric.state if name in own} for own in states]
+        sharded = metric.elementwise and any(local(p) is not p for p in owners)
         return Kept(
-            learned,
+            [{name: local(own[name]) for name in metric.state} for own in states] if sharded else states,
             states[0].get("t"),
             q=tensors("q") if self._memory else None,
             z=tensors("z") if group.momentum else None,
@@ -130,7 +129,7 @@ def upgraded(state_dict: Any) -> Any:
     groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
     if not isinstance(groups, list) or not any(isinstance(g, Mapping) and "far" in g for g in groups):
         return state_dict
-    known = next((g for g in groups if "far" in g and g["far"] >= 0), {})
+    known: Mapping[str, Any] = next((g for g in groups if "far" in g and g["far"] >= 0), {})
     renamed = [{k: v for k, v in g.items() if k not in ("far", "squares")} for g in groups]
     if known:
         renamed[0] |= {"max_distance": known["far"], "squares": known["squares"]}
@@ -150,7 +149,7 @@ def keep_precision(
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
-                if state[p][name] is x or state[p][name].dtype != x.dtype:
+                if isinstance(x, Tensor) and (state[p][name] is x or state[p][name].dtype != x.dtype):
                     state[p][name] = x.to(p.device, copy=True)
             if "t" in given:
                 t = state[p]["t"]

@@ -72,7 +72,7 @@ def given_value(loss: Number) -> Tensor:
     return given.reshape(()) if given.dim() else given
 
 
-def fault(value: Tensor, problem: GradientProblem) -> str | None:
+def value_fault(value: Tensor, problem: GradientProblem) -> str | None:
     """The warning about a recorded value that is not positive, though it has a gradient; None on an accelerator."""
     if not _readable(value) or value > 0 or not problem.products.x_x > ROUNDING:
         return None  # an accelerator would synchronise; a small value may have been rounded to 0

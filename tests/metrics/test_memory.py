@@ -1,0 +1,283 @@
+"""Memory and the Kronecker metric: the shared plain reference, Nesterov, MoMo, dense matrices and cvxpy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.verification import verify
+from tests.cases import LOSSES as CASES
+from tests.cases import SMALL_MODELS, mlp, setting
+from tests.metrics.test_metrics import KINDS, train
+from tests.optimizer.test_optimizer import batches
+from tests.reference import MemoryStep
+
+METRICS = {"euclidean": Euclidean(), "diagonal": Diagonal(eps=1e-4), "kronecker": Kronecker(eps=1e-3, every=1000)}
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("lr", [0.05, "auto"])
+@pytest.mark.parametrize("metric", ["diagonal", "kronecker"])
+def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
+    model = mlp()
+    twin = copy.deepcopy(model)
+    criterion = CrossEntropy()
+    options = {"memory": 0.9, "metric": METRICS[metric], "average": 0.995, **kind}
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr, **options)
+    plain = MemoryStep(twin.parameters(), lr, metric=METRICS[metric])
+    for x, y in batches(100, n=12):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        twin.zero_grad()
+        value = nn.functional.cross_entropy(twin(x), y)
+        value.backward()
+        gamma = plain.step(value.detach())
+        assert float(optimizer.last.gamma) == pytest.approx(gamma, abs=1e-9)
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)
+    means = [optimizer.state[p]["average"] for p in model.parameters()]
+    torch.testing.assert_close(means, plain.mean, atol=1e-9, rtol=0)
+
+
+def test_with_gamma_one_it_is_nesterov_in_adams_form():
+    """w ← w − η ((1 − μ²) g + μ² q) with q ← μ q + (1 − μ) g: a look-ahead of the running mean."""
+    model = nn.Linear(5, 4)
+    twin, q, eta, mu = copy.deepcopy(model), None, 1e-3, 0.8
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), eta, memory=mu, metric=Euclidean())
+    q = [torch.zeros_like(p) for p in twin.parameters()]
+    for x, y in batches(20):
+        optimizer.zero_grad()
+        optimizer.loss(model(x), y).backward()
+        optimizer.step()
+        assert optimizer.last.gamma == 1
+        grads = torch.autograd.grad(nn.functional.cross_entropy(twin(x), y), list(twin.parameters()))
+        with torch.no_grad():
+            for p, g, m in zip(twin.parameters(), grads, q, strict=True):
+                p -= eta * ((1 - mu**2) * g + mu**2 * m)
+                m.mul_(mu).add_(g, alpha=1 - mu)
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"metric": Euclidean()}, {"metric": Diagonal(), "average": 0.9}], ids=str)
+def test_without_memory_nothing_changes(options):
+    found = []
+    for extra in ({}, {"memory": 0.0}):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, **options, **extra)
+        found.append(train(model, optimizer))
+    assert torch.equal(*found)
+
+
+def test_memory_excludes_the_papers_momentum():
+    with pytest.raises(ValueError, match=r"momentum is 0\.9 and memory 0\.5; expected one of them"):
+        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, momentum=0.9, memory=0.5)
+    with pytest.raises(ValueError, match=r"memory is 1\.0; expected μ in \[0, 1\)"):
+        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, memory=1.0)
+
+
+# The past is one more sample of the problem.
+
+
+def trained(loss, metric, lr=0.3, memory=0.8):
+    """An optimizer with a past, and the value of a next batch."""
+    case = setting(loss, SMALL_MODELS[1])
+    optimizer = ProxOptimizer(
+        case.loss, SingleStepFW(), case.model.parameters(), lr, 0.0, 0.01, memory=memory, metric=METRICS[metric]
+    )
+    for _ in range(3):
+        optimizer.step(case.value)
+    return case, optimizer
+
+
+@pytest.mark.parametrize("loss", [case for case in CASES if case.name != "grid"], ids=repr)
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_dual_bounds_hold_with_the_past(loss, metric):
+    case, optimizer = trained(loss, metric)
+    problem = optimizer.problem(case.value())
+    best = ExactQP(tol=1e-5).solve(problem)
+    exact = float(problem.dual(best))
+    slack = 1e-6 * (1 + abs(exact)) + float(problem.gap(best).clamp(min=0))
+    for solver in (SingleStepFW(), MultiStepFW(5, tol=0.0), CorrectiveFW(5, tol=0.0), BlockFW(tol=1e-3)):
+        point = solver.solve(problem)
+        assert float(problem.dual(point)) <= exact + slack
+        assert exact <= float(problem.primal(point)) + slack
+
+
+def test_the_exact_value_is_that_of_the_primal_written_out():
+    cp = pytest.importorskip("cvxpy")
+    case, optimizer = trained(CASES[0], "euclidean")
+    value = case.value()
+    problem, mu, h = optimizer.problem(value), optimizer.memory, float(optimizer.param_groups[0]["h"])
+    params = list(case.model.parameters())
+    u, y = value.origin.scores, case.target
+    rows = [torch.autograd.grad(u[i, k], params, retain_graph=True) for i in range(len(u)) for k in range(u.shape[1])]
+    J = torch.stack([parameters_to_vector(row) for row in rows]).view(*u.shape, -1).detach().numpy()
+    q = parameters_to_vector([optimizer.state[p]["q"] for p in params]).numpy()
+    w = parameters_to_vector(params).detach().numpy()
+    d = cp.Variable(len(w))
+    hinge = 0
+    for i in range(len(u)):
+        scores = [float(u[i, k].detach()) + J[i, k] @ d for k in range(u.shape[1])]
+        own = scores[int(y[i])]
+        hinge += cp.maximum(*[s - own + (k != int(y[i])) for k, s in enumerate(scores)]) / len(u)
+    objective = cp.sum_squares(d) / (2 * 0.3) + 0.01 * (w @ d) + (1 - mu**2) * hinge + mu**2 * cp.pos(h + q @ d)
+    expected = cp.Problem(cp.Minimize(objective)).solve(solver="CLARABEL")
+    assert float(problem.dual(ExactQP().solve(problem))) == pytest.approx(expected, rel=1e-6)
+    assert verify(problem, MultiStepFW(200, tol=1e-4)).ok
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(1), MultiStepFW(4)], ids=repr)
+def test_one_step_of_any_solver_keeps_the_same_past(solver):
+    """MultiStepFW(1) is the single step, by another way; h is the plane's value at the new weights."""
+    results = []
+    for each in (SingleStepFW(), solver):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(CrossEntropy(), each, model.parameters(), 0.1, memory=0.9, metric=Diagonal(eps=1e-3))
+        for x, y in batches(1):
+            before = parameters_to_vector(model.parameters()).detach().clone()
+            value = optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
+        d = parameters_to_vector(model.parameters()).detach() - before
+        q = parameters_to_vector([optimizer.state[p]["q"] for p in model.parameters()])
+        h = optimizer.param_groups[0]["h"]
+        torch.testing.assert_close(h, 0.1 * value.detach() + q @ d, atol=1e-10, rtol=0)  # q = (1 − μ) g
+        results.append(before + d)
+    if solver == MultiStepFW(1):
+        torch.testing.assert_close(*results, atol=1e-10, rtol=0)
+
+
+def test_a_parameter_without_a_gradient_keeps_its_part_of_the_past():
+    p, q = (nn.Parameter(torch.ones(3, dtype=torch.double)) for _ in range(2))
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), [p, q], 0.1, memory=0.9, metric=Euclidean())
+    for both in (True, False):
+        optimizer.zero_grad()
+        optimizer.loss((p + q if both else p)[None] * torch.arange(3.0), torch.tensor([0])).backward()
+        kept = optimizer.state[q].get("q", torch.zeros(3)).clone()
+        optimizer.step()
+    assert torch.equal(optimizer.state[q]["q"], kept)
+    assert not torch.equal(optimizer.state[p]["q"], kept)
+
+
+# The Kronecker metric.
+
+
+def dense(metric: Kronecker, model: nn.Module, optimizer: ProxOptimizer) -> torch.Tensor:
+    """M of all parameters as one matrix, from the state: Kronecker products of the bases."""
+    blocks = []
+    for p in model.parameters():
+        own = optimizer.state[p]
+        m = (own["v"] / (1 - metric.beta2 ** own["t"])).sqrt() + metric.eps
+        Q = torch.eye(p.numel())
+        if "age" in own:
+            rows, columns = len(p), p[0].numel()
+            Q = torch.kron(own.get("U", torch.eye(rows)), own.get("V", torch.eye(columns)))
+        blocks.append(Q @ torch.diag(m.reshape(-1)) @ Q.T)
+    return torch.block_diag(*blocks)
+
+
+@pytest.mark.parametrize("largest", [2048, 5])
+def test_a_step_is_that_of_the_dense_matrix(largest):
+    """Convolutions, matrices and vectors; a side above ``largest`` is not rotated. Bases change every other step."""
+    torch.manual_seed(0)
+    model, metric, eta = conv(), Kronecker(eps=1e-4, every=2, largest=largest), 0.2
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), eta, metric=metric)
+    for _ in range(5):
+        x, y = torch.randn(8, 1, 4, 4), torch.randint(4, (8,))
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.zero_grad()
+        value = optimizer.loss(model(x), y)
+        value.backward()
+        g = parameters_to_vector([p.grad for p in model.parameters()])
+        optimizer.step()
+        M = dense(metric, model, optimizer)
+        assert torch.linalg.eigvalsh(M).min() > 0
+        direction = torch.linalg.solve(M, g)
+        gamma = min(1.0, float(value.detach() / (eta * g @ direction)))
+        assert float(optimizer.last.gamma) == pytest.approx(gamma, rel=1e-8)
+        expected = before - gamma * eta * direction
+        torch.testing.assert_close(parameters_to_vector(model.parameters()).detach(), expected, atol=1e-8, rtol=0)
+
+
+def test_its_bases_are_orthogonal_and_follow_the_eigenvectors():
+    torch.manual_seed(0)
+    metric, G = Kronecker(every=1), torch.randn(6, 4) * torch.tensor([1.0, 3.0, 9.0, 27.0])
+    state = metric.start(G)
+    for t in range(30):
+        _, (state,) = metric.observe([G], [state], torch.tensor(float(t)))
+        torch.testing.assert_close(state["V"].T @ state["V"], torch.eye(4), atol=1e-10, rtol=0)
+    turned = state["V"].T @ state["R"] @ state["V"]
+    assert (turned - turned.diag().diag()).norm() < 1e-6 * turned.norm()
+
+
+def test_vectors_and_a_metric_without_sides_are_the_diagonal_metric_bit_for_bit():
+    found = []
+    for metric in (Diagonal(), Kronecker(largest=1)):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, metric=metric, fused=False)
+        found.append(train(model, optimizer))
+    torch.testing.assert_close(*found, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (3, 2, 2), (0, 3), ()], ids=str)
+def test_unusual_shapes_and_zero_gradients(shape):
+    w = nn.Parameter(torch.ones(shape))
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), [w], 0.1, metric=Kronecker(), memory=0.9)
+    for scale in (0.0, 1.0, 0.0):
+        w.grad = torch.full(shape, scale)
+        optimizer.step(loss=1.0)
+        assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_half_precision_and_nonfinite_gradients(dtype):
+    model = mlp().to(dtype)
+    options = {"metric": Kronecker(every=1), "memory": 0.9, "lr": "auto", "average": 0.9}
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), **options)
+    for t, (x, y) in enumerate(batches(4)):
+        optimizer.zero_grad()
+        optimizer.loss(model(x.to(dtype)), y).backward()
+        if t == 2:
+            model[0].weight.grad[0, 0] = float("nan")
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.step(loss=optimizer.last.loss if t == 2 else None)
+        assert torch.equal(before, parameters_to_vector(model.parameters())) == (t == 2)
+        assert all(own["L"].dtype == torch.float32 for own in optimizer.state.values() if "L" in own)
+    assert int(optimizer.skipped) == 1
+    assert all(x.isfinite().all() for own in optimizer.state.values() for x in own.values() if torch.is_tensor(x))
+
+
+@pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
+def test_it_resumes_bit_for_bit(way):
+    options = {"lr": "auto", "metric": Kronecker(every=3), "memory": 0.9, "average": 0.9}
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), **options)
+    train(model, optimizer, 5)
+    if way == "deepcopy":
+        other, resumed = copy.deepcopy((model, optimizer))
+    else:
+        other = copy.deepcopy(model)
+        resumed = ProxOptimizer(CrossEntropy(), SingleStepFW(), other.parameters(), **options)
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(train(model, optimizer, 5), train(other, resumed, 5))
+
+
+def test_a_problem_by_hand_in_the_kronecker_metric_can_be_verified():
+    model, (x, y) = mlp(), batches(1, n=12)[0]
+    problem = ProxProblem.from_scores(
+        MultiClassHinge(), model(x), y, model.parameters(), lr=0.3, weight_decay=0.05, metric=Kronecker(eps=1e-2)
+    )
+    assert verify(problem, CorrectiveFW(200, tol=1e-7), tol=1e-5).optimal
