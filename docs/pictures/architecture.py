@@ -29,7 +29,7 @@ UPDATE = Box("Geometry.advance", "geometry.py", ["w ← w − H⁻¹(r + δ)", "
 LANES = [
     (
         "After backward(): SingleStepFW",
-        "the usual training loop; the cost of SGD",
+        "the usual training loop; one gradient a step",
         [
             MODEL,
             LOSS,
