@@ -32,7 +32,7 @@ def measure(options: Options, width: int, eta: float, seed: int) -> dict[tuple[f
     def problem() -> ProxProblem:
         return ProxProblem.from_scores(MultiClassHinge(), net(x), y, net.parameters(), lr=eta)
 
-    BlockFW(max_passes=1, compiled=True).solve(problem())  # compile outside the timing
+    BlockFW(max_passes=1).solve(problem())  # compile outside the timing
     best = problem()
     began = time.perf_counter()
     exact = ExactQP(max_entries=10**9).solve(best)

@@ -39,7 +39,7 @@ def float32(C: float, tol: float) -> Any:
 
 
 def compiled(kind: type[LinearSVM]) -> Any:
-    return kind(C=10.0, tol=1e-9, max_iter=50, solver=BlockFW(compiled=True))
+    return kind(C=10.0, tol=1e-9, max_iter=50, solver=BlockFW())
 
 
 def main(options: Options) -> None:

@@ -29,7 +29,7 @@ def theirs(solver: str, C: float, tol: float) -> Any:
 
 def ours(C: float, tol: float, max_iter: int = 10_000) -> Any:
     """Compiled from the first pass: small problems would be interpreted, to save compilation time."""
-    solver = BlockFW(compiled=True)
+    solver = BlockFW()
     return LinearSVM(C=C, loss=CrossEntropy(), tol=tol, fit_intercept=False, max_iter=max_iter, solver=solver)
 
 

@@ -25,21 +25,13 @@ def like(scores: Scores, tensors: tuple[Tensor, ...]) -> Scores:
 
 
 def detached(scores: T) -> T:
-    """``scores`` without their graph, in the same structure.
-
-    >>> detached((torch.ones(1, requires_grad=True),))
-    (tensor([1.]),)
-    """
+    """``scores`` without their graph, in the same structure."""
     given: Any = scores
     return cast(T, like(given, tuple(u.detach() for u in parts(given))))
 
 
 def widened(x: Tensor) -> Tensor:
-    """``x`` as float32 where it has half precision: a value is a sum of many terms.
-
-    >>> widened(torch.ones(1, dtype=torch.float16)).dtype
-    torch.float32
-    """
+    """``x`` as float32 where it has half precision: a value is a sum of many terms."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -86,3 +78,28 @@ def require(ok: Tensor, message: str) -> None:
     """
     if known(ok.all()) is False:
         raise ValueError(message)
+
+
+def tensor_target(name: str, target: Any, of: str = "") -> Tensor:
+    """The target of the loss ``name``, a tensor ``of`` something.
+
+    >>> tensor_target("MyLoss", [1.0])
+    Traceback (most recent call last):
+    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(target)
+    """
+    if not isinstance(target, Tensor):
+        expected = f"a tensor of {of}" if of else "a tensor"
+        raise TypeError(
+            f"{name} got a target that is a {type(target).__name__}; expected {expected}: torch.as_tensor(target)"
+        )
+    return target
+
+
+def binary_target(name: str, target: Any) -> Tensor:
+    """A target of 0 and 1, as integers."""
+    labels = tensor_target(name, target, "0 and 1")
+    if labels.is_floating_point():
+        raise TypeError(
+            f"{name} got a target of {labels.dtype}, which is neither integer nor bool; expected 0 and 1: target.long()"
+        )
+    return labels.long()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.step import Kernels, Loops, Moments, Sums
+from proxsvm._kernels.step import Kernels, Loops, Moments, Streams, Sums
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
@@ -189,7 +189,10 @@ class Bucket:
         require_dense(gradients)
         self._gradients, self._matrix, self._loops, self._observed = (gradients, scale), None, None, ()
         if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
-            self._loops = kernels.bind(self.at[0], self.w, gradients, scale, self._moments)
+            kept = self.kept
+            past = kept.z if kept.q is None else kept.q
+            v = [own["v"] for own in kept.metric] if self.group.metric.state else None
+            self._loops = kernels.bind(self.at[0], self.w, Streams(gradients, v, past, kept.start, kept.mean))
         elif kernels is not None and kernels.fused:
             raise RuntimeError(f"fused=True, but there are no compiled loops for {self.group.metric}: leave fused=None")
 
@@ -199,7 +202,7 @@ class Bucket:
             return None
         assert kept.steps is not None
         correction = bias_correction(metric.beta2, kept.steps)
-        return Moments([own["v"] for own in kept.metric], metric.beta2, metric.eps, correction)
+        return Moments(metric.beta2, metric.eps, correction)
 
     @property
     def matrix(self) -> Matrix:
@@ -230,7 +233,7 @@ class Bucket:
         """The inner products of x = a g + b q, with g the observed direction: all that a single step needs."""
         kept, decay = self.kept, self.group.decay != 0
         if self._loops is not None:
-            return self._loops.products(a, b, kept.q, kept.start, decay)
+            return self._loops.products(a, b, self._gradients[1], self._moments(), kept.q is not None, decay)
         g = self.gradient()
         zero = g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
@@ -248,14 +251,13 @@ class Bucket:
                 uu, gg = self.squared(u), self.matrix.dual_squared(self._observed if self._observed else [g])
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
-    def prepare(self) -> None:
+    def check(self) -> None:
         """Compare everything that an update changes with the parameters, before anything changes."""
-        kept = self.kept
-        if self._loops is not None:
-            self._loops.prepare(kept.q, kept.z, kept.mean)
-        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean)):
-            if tensors is not None and self._loops is None:
-                compare(what, self.w, tensors)
+        if self._loops is None:  # which have done so
+            kept = self.kept
+            for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean)):
+                if tensors is not None:
+                    compare(what, self.w, tensors)
 
     def advance(self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float) -> Tensor:
         """Move w by −η (factor · M⁻¹x + decay · w), and everything that is kept with it; in place.
@@ -281,7 +283,8 @@ class Bucket:
             skip = skip | (self.eta == 0)
         if x is None and self._loops is not None:
             if not skip:
-                self._loops.advance(*(float(c) for c in (push, lift, drop, mu, rate)))
+                diagonal, memory_, momentum = bool(self.group.metric.state), kept.q is not None, kept.z is not None
+                self._loops.advance((push, lift, drop, mu, rate), diagonal, memory_, momentum)
             return skip
         y, self._first = self._first if x is None else self.solve(self.flat(x)), None
         assert y is not None, "products() comes before advance()"
@@ -519,7 +522,7 @@ class Geometry:
         ``x``: a direction; None for that of :meth:`first`. Returns for each bucket whether it stayed where it was.
         """
         for bucket in self.buckets:
-            bucket.prepare()
+            bucket.check()
         stayed = []
         for bucket in self.buckets:
             c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))

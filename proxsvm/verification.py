@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsvm.losses.base import Atom, ConvexLoss, detached, like, parts
+from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
@@ -38,7 +39,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """D ≤ QP ≤ P, up to ``tol`` of the problem's scale and the exact solver's own gap."""
-        slack = self.tol * max(1.0, abs(self.primal), abs(self.exact)) + max(self.exact_gap, 0.0)
+        slack = _rounding(self.tol, self.primal, self.exact) + self.exact_gap
         return self.dual <= self.exact + slack and self.exact <= self.primal + slack
 
     @property
@@ -53,11 +54,9 @@ class Report:
             return "no certificate: the loss has an approximate oracle, so P and the gap are lower bounds"
         if not self.ok:
             return "VIOLATED: D ≤ QP ≤ P does not hold"
-        return (
-            "optimal"
-            if self.optimal
-            else f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
-        )
+        if self.optimal:
+            return "optimal"
+        return f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
 
     def __str__(self) -> str:
         rows = [
@@ -97,25 +96,29 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
       γ, steps         0.125, 1
       verdict          optimal
     """
-    point = solver.solve(problem)
-    best = (exact or ExactQP()).solve(problem)
-    gap, d, d_best = problem.gap(point), problem.displacement(point), problem.displacement(best)
-    away = torch.stack([(a - b).double().square().sum() for a, b in zip(d, d_best, strict=True)]).sum().sqrt()
-    length = torch.stack([b.double().square().sum() for b in d_best]).sum().sqrt()
+    point, best = solver.solve(problem), (exact or ExactQP()).solve(problem)
+    d, d_best = (torch.cat([x.double().reshape(-1) for x in problem.displacement(p)]) for p in (point, best))
+    primal, dual, optimum = (float(x) for x in (problem.primal(point), problem.dual(point), problem.dual(best)))
+    rounding = _rounding(tol, primal, optimum)
+    gap, exact_gap = (0.0 if -rounding <= x < 0 else x for x in (float(problem.gap(p)) for p in (point, best)))
     return Report(
         solver=repr(solver),
-        primal=float(problem.primal(point)),
-        dual=float(problem.dual(point)),
-        gap=float(gap),
-        relative_gap=float(problem.relative(gap, point)),
-        exact=float(problem.dual(best)),
-        exact_gap=float(problem.gap(best)),
-        distance=float(away / length) if length > 0 else float(away),
+        primal=primal,
+        dual=dual,
+        gap=gap,
+        relative_gap=float(problem.relative_gap(point)),
+        exact=optimum,
+        exact_gap=max(exact_gap, 0.0),
+        distance=float((d - d_best).norm() / (d_best.norm() or 1.0)),
         gamma=float(point.gamma),
         steps=point.steps,
         tol=tol,
         certified=problem.origin.loss.exact,
     )
+
+
+def _rounding(tol: float, primal: float, exact: float) -> float:
+    return tol * max(1.0, abs(primal), abs(exact))
 
 
 def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
@@ -124,8 +127,8 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     At the given scores and at ``trials`` random ones the oracle's atom must be at least as good as all others found,
     the hull's own (where there is one) and the smoothed one, and not better than the whole hull. For a loss with an
     approximate oracle (``exact = False``) only the last is required. A value that comes with an atom must be that of
-    the atom.
-    Raises AssertionError with the numbers. For tests of your own losses.
+    the atom, and a structured hinge must have Δ(y, y) = 0.
+    Raises AssertionError with the numbers, TypeError or ValueError for what is no atom. For tests of your own losses.
 
     ``tol`` is relative to the largest score, and to the sum of the terms of ⟨s, u⟩ + c, which may cancel.
 
@@ -134,6 +137,14 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     """
     scores, target = loss.prepare(scores, target)
     scores = detached(loss.expand(scores, target))
+    name = type(loss).__name__
+    if isinstance(loss, StructuredHinge) and type(loss).features is not StructuredHinge.features:
+        _check_labelling(loss, name, scores, target)
+
+    def require(ok: bool, message: str) -> None:
+        if not ok:
+            raise AssertionError(f"{name}{message}")
+
     points = [scores] + [
         like(scores, tuple(u + torch.randn_like(u) * 2.0 ** (t % 5 - 1) for u in parts(scores))) for t in range(trials)
     ]
@@ -142,25 +153,28 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         loss._check(atom, u)
         best = atom.b(u)
         slack = tol * (1 + max(float(x.abs().max()) for x in (*parts(u), _terms(atom, u))))
-        name = type(loss).__name__
-        if float(best.min()) < -slack:
-            raise AssertionError(f"{name} is negative, {float(best.min()):.3g}: (0, 0) is not in the hull of its atoms")
-        apart = float((atom.value_at(u) - best).abs().max())
-        if apart > slack:
-            raise AssertionError(f"{name}.oracle returned an atom whose value is not ⟨s, u⟩ + c, but {apart:.3g} away")
+        lowest, apart = float(best.min()), float((atom.value_at(u) - best).abs().max())
+        require(lowest >= -slack, f" is negative, {lowest:.3g}: (0, 0) is not in the hull of its atoms")
+        require(apart <= slack, f".oracle returned an atom whose value is not ⟨s, u⟩ + c, but {apart:.3g} away")
         bound = loss.lower_bound(u, target)
-        if bound is not None and float((best - bound).min()) < -slack:
-            raise AssertionError(f"{name} is {float((bound - best).max()):.3g} below its own lower_bound")
+        below = 0.0 if bound is None else float((bound - best).max())
+        require(below <= slack, f" is {below:.3g} below its own lower_bound")
         hull = loss.hull(u, target)
         listed = None if hull is None else hull.best(u)
-        if listed is not None and (outside := float((best - listed.b(u).clamp(min=0)).max())) > slack:
-            raise AssertionError(
-                f"{name}.oracle is better than all atoms of its hull, by {outside:.3g}: it is none of them"
-            )
+        outside = 0.0 if listed is None else float((best - listed.b(u).clamp(min=0)).max())
+        require(outside <= slack, f".oracle is better than all atoms of its hull, by {outside:.3g}: it is none of them")
         others = [*atoms, *([] if listed is None else [listed]), *([loss.smoothed(u, target)] if loss.smooth else [])]
         better = max(float((other.b(u) - best).max()) for other in others)
-        if loss.exact and better > slack:
-            raise AssertionError(f"{name}.oracle is not the best atom: another is better by {better:.3g}")
+        require(not loss.exact or better <= slack, f".oracle is not the best atom: another is better by {better:.3g}")
+
+
+def _check_labelling(loss: StructuredHinge, name: str, scores: Any, target: Any) -> None:
+    given, expected = ([tuple(x.shape) for x in parts(u)] for u in (loss.features(target, scores), scores))
+    if given != expected:
+        raise ValueError(f"{name}.features returned shapes {given}; expected those of the scores, {expected}")
+    cost = loss.cost(target, target)
+    if cost.shape != parts(scores)[0].shape[:1] or bool(cost.any()):
+        raise AssertionError(f"{name}.cost(y, y) is {cost.tolist()}; expected 0 for each sample, [n]")
 
 
 def _terms(atom: Atom, scores: Any) -> Tensor:

@@ -32,6 +32,7 @@ from proxsvm.losses import (
     QuantileRegression,
     SmoothLoss,
     SquaredError,
+    SquaredHinge,
     StructuredHinge,
     TopKHinge,
     TreeCRF,
@@ -176,6 +177,7 @@ LOSSES = [
     ),
     LossCase("squared-error", SquaredError, reals),
     LossCase("huber", lambda: Huber(0.7), reals),
+    LossCase("squared-hinge", SquaredHinge, bits),
     LossCase("log-cosh", lambda: SmoothLoss(lambda u, y: (u - y).cosh().log().sum(1)), reals),
     LossCase("oracle-only", BinaryHinge, lambda n: torch.randint(2, (n, K)) * 2.0 - 1),
 ]

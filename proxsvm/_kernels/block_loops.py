@@ -261,9 +261,19 @@ def simplex_sweep(
 
 
 @njit
+def box_best(residual: float, low: float, high: float, band: float, ridge: float) -> float:
+    """The s in [low, high] with the largest s · residual − band |s| − (ridge/2) s²."""
+    size = abs(residual) - band
+    if size <= 0.0:
+        return 0.0
+    size = size / ridge if ridge > 0.0 else np.inf
+    return min(max(size if residual > 0.0 else -size, low), high)
+
+
+@njit
 def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> tuple[int, float]:
-    """The exact coordinate step of the box ``hull``: low, high, center and band."""
-    (W, step, h, data, indices, starts), (low, high, center, band) = model, hull
+    """The exact coordinate step of the box ``hull``: low, high, center, band and ridge."""
+    (W, step, h, data, indices, starts), (low, high, center, band, ridge) = model, hull
     M = W.shape[0]
     everyone = np.arange(M)
     z, g, moving, buffer = np.empty(M), np.empty(M), np.empty(M, np.int64), np.empty(M)
@@ -273,12 +283,10 @@ def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Arra
         count, gain = 0, 0.0
         row_scores(W, everyone, M, z, i, data, indices, starts)
         for k in range(M):
-            residual, old = z[k] - center[i, k], s[i, k]
-            best = max(high[i, k] * (residual - band), low[i, k] * (residual + band), 0.0)
-            gain += best - old * residual + band * abs(old)
-            residual += h[i] * old
-            size = max(abs(residual) - band, 0.0) / h[i]
-            new = min(max(size if residual > 0 else -size, low[i, k]), high[i, k])
+            residual, old, down, up = z[k] - center[i, k], s[i, k], low[i, k], high[i, k]
+            best = box_best(residual, down, up, band, ridge)
+            gain += (best - old) * (residual - ridge / 2.0 * (best + old)) - band * (abs(best) - abs(old))
+            new = box_best(residual + h[i] * old, down, up, band, ridge + h[i])
             if new != old:
                 s[i, k] = new
                 moving[count], g[count] = k, -step[i] * (new - old)

@@ -38,10 +38,19 @@ class Sums(NamedTuple):
 class Moments(NamedTuple):
     """A diagonal metric M = √(correction · v') + eps with v' = β₂ v + (1 − β₂) g²."""
 
-    v: Tensors
     beta2: float
     eps: float
     correction: Tensor
+
+
+class Streams(NamedTuple):
+    """The vectors of a step besides w, one tensor per parameter; ``past`` is q, or z with the paper's momentum."""
+
+    gradient: Tensors
+    second_moment: Tensors | None = None
+    past: Tensors | None = None
+    start: Tensors | None = None
+    average: Tensors | None = None
 
 
 class Kernels:
@@ -53,31 +62,53 @@ class Kernels:
     def __init__(self, fused: bool | None = None) -> None:
         if fused:
             load_numba()  # says now what is missing
-        self.fused, self._known = fused, dict[Hashable, _Known]()
+        self.fused, self._known = fused, dict[Hashable, dict[str, tuple[list[tuple[int, int]], list[Array]]]]()
 
-    def bind(
-        self, key: Hashable, w: Tensors, g: Tensors, scale: Tensor | None, moments: Callable[[], Moments | None]
-    ) -> Loops | None:
-        """The loops over parameters ``w`` with gradients ``g`` of equal shapes; None where they cannot run.
+    def bind(self, key: Hashable, w: Tensors, streams: Streams) -> Loops | None:
+        """The loops over parameters ``w`` and their ``streams``, which are compared here; None where they cannot run.
 
-        ``key``: that of the same parameters in the last step. ``moments``: returns those of a diagonal metric.
+        ``key``: that of the same parameters in the last step.
         """
         if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses on its own
             return None
-        why = _obstacle(w, g)
+        why = _obstacle(w, streams.gradient)
         if why is None:
-            known = self._known.get(key)
-            if known is None or known.at != _addresses(w):
-                known = self._known[key] = _Known(w)
-            if known.disjoint:
-                return Loops(known, w, g, scale, moments())
-            why = "two parameters share memory"
+            known = self._known.setdefault(key, {})
+            arrays = {"w": _views(known, "w", w, w)}
+            for name, tensors in streams._asdict().items():
+                arrays[name] = arrays["w"] if tensors is None else _views(known, name, w, tensors)
+            if all(found is not None for found in arrays.values()):
+                return Loops(w, streams, arrays)  # type: ignore[arg-type]
+            why = "two parameters share memory, or what is kept for one has another memory order"
         if self.fused:
             raise RuntimeError(
                 f"fused=True, but {why}: the compiled loops take dense float32 and float64 parameters in CPU memory. "
                 "Leave fused=None, which uses them wherever possible"
             )
         return None
+
+
+def _views(
+    known: dict[str, tuple[list[tuple[int, int]], list[Array]]], name: str, w: Tensors, tensors: Tensors
+) -> list[Array] | None:
+    """Flat views of tensors; None where they are not laid out as ``w``.
+
+    ``known``: those of the last step, made again where a tensor has moved, and all of them where w has. A view keeps
+    its memory alive, so that no address is reused.
+    """
+    if name == "gradient":
+        return [flat(x) for x in (tensors if _same_layout(w, tensors) else _copied(w, tensors))]
+    at = list(zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True))
+    if name not in known or known[name][0] != at:
+        compare(name.replace("_", " "), w, tensors)
+        spans = sorted((a, a + n * w[0].itemsize) for a, n in at if n)
+        overlap = any(end > begin for (_, end), (begin, _) in pairwise(spans))  # threads write to all of them
+        if overlap or not _same_layout(w, tensors):
+            return None
+        if name == "w":
+            known.clear()
+        known[name] = at, [flat(t) for t in tensors]
+    return known[name][1]
 
 
 def _obstacle(w: Tensors, g: Tensors) -> str | None:
@@ -91,33 +122,6 @@ def _obstacle(w: Tensors, g: Tensors) -> str | None:
     return None if has_numba() else "numba is missing: pip install numba"
 
 
-def _addresses(tensors: Tensors) -> list[tuple[int, int]]:
-    return list(zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True))
-
-
-class _Known:
-    """Flat views of parameters and of what is kept for them; made again where one has moved in memory.
-
-    A view keeps its memory alive, so that no address is reused.
-    """
-
-    def __init__(self, w: Tensors) -> None:
-        self.at, self.w = _addresses(w), [flat(t) for t in w]
-        spans = sorted((a, a + n * w[0].itemsize) for a, n in self.at if n)
-        self.disjoint = all(end <= begin for (_, end), (begin, _) in pairwise(spans))  # threads write to all of them
-        self._kept: dict[str, tuple[list[tuple[int, int]], list[Array]]] = {}
-
-    def kept(self, what: str, w: Tensors, tensors: Tensors) -> list[Array] | None:
-        """The views of what is kept for ``w``; None where it does not have their memory order and dtype."""
-        at = _addresses(tensors)
-        if what not in self._kept or self._kept[what][0] != at:
-            compare(what, w, tensors)
-            if not _same_layout(w, tensors):
-                return None
-            self._kept[what] = at, [flat(t) for t in tensors]
-        return self._kept[what][1]
-
-
 def _same_layout(w: Tensors, x: Tensors) -> bool:
     """Whether tensors of equal shapes have the same dtype and order in memory, and are stored with their sign."""
     if not {w[0].dtype}.issuperset(t.dtype for t in x) or any(map(Tensor.is_neg, x)):
@@ -125,6 +129,11 @@ def _same_layout(w: Tensors, x: Tensors) -> bool:
     if all(map(Tensor.is_contiguous, w)) and all(map(Tensor.is_contiguous, x)):
         return True
     return all(a.stride() == b.stride() for a, b in zip(w, x, strict=True))
+
+
+def _copied(w: Tensors, x: Tensors) -> list[Tensor]:
+    """Copies of ``x`` in the memory order and dtype of ``w``."""
+    return [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, x, strict=True)]
 
 
 def flat(t: Tensor) -> Array:
@@ -138,74 +147,51 @@ def flat(t: Tensor) -> Array:
 
 
 class Loops:
-    """The two passes over the parameters ``w`` and gradients ``g``."""
+    """The two passes over the parameters ``w``; an array that the setting has no use for is that of w."""
 
-    def __init__(self, known: _Known, w: Tensors, g: Tensors, scale: Tensor | None, moments: Moments | None) -> None:
-        self._known, self._tensors, self._moments = known, w, moments
-        self._copies: list[tuple[Tensors, Tensors]] = []  # of what is kept in another memory order or dtype
-        self._w = known.w
-        self._g = [flat(x) for x in (g if _same_layout(w, g) else _copied(w, g))]
-        self._v = self._w if moments is None else self._kept("second moment", moments.v)
-        self._scalars = np.zeros(13, dtype=self._w[0].dtype)
-        self._scalars[2] = 1.0 if scale is None else scale.item()
-        if moments is not None:
-            beta2 = moments.beta2
-            self._scalars[3:7] = beta2, 1 - beta2, moments.correction.item(), moments.eps
+    def __init__(self, w: Tensors, streams: Streams, arrays: dict[str, list[Array]]) -> None:
+        self._tensors, self._streams, self._arrays = w, streams, arrays
+        self._chunks = _chunks(arrays["w"])
+        self._scalars = np.zeros(13, dtype=arrays["w"][0].dtype)
 
-    def _kept(self, what: str, tensors: Tensors | None) -> list[Array]:
-        """The arrays of what is kept; those of w where there is nothing, which the loop then does not read."""
-        if tensors is None:
-            return self._w
-        found = self._known.kept(what, self._tensors, tensors)
-        if found is None:
-            self._copies.append((tensors, _copied(self._tensors, tensors)))
-            found = [flat(x) for x in self._copies[-1][1]]
-        return found
-
-    def products(self, a: float, b: float, q: Tensors | None, start: Tensors | None, decay: bool) -> Sums:
-        """The inner products of x = a g + b q, accumulated in float64."""
+    def products(
+        self, a: float, b: float, scale: Tensor | None, moments: Moments | None, memory: bool, decay: bool
+    ) -> Sums:
+        """The inner products of x = a · scale · g + b q, accumulated in float64."""
         from proxsvm._kernels import step_loops
 
-        loop = step_loops.products(self._moments is not None, q is not None, decay, start is not None)
-        arrays = list(zip(self._w, self._g, self._v, self._kept("past", q), self._kept("start", start), strict=True))
-        self._scalars[:2] = a, b
-        chunks = _chunks(self._w)
-        out = np.zeros((len(chunks), 7))  # per chunk: the number of threads changes no bit of the sum
+        loop = step_loops.products(moments is not None, memory, decay, self._streams.start is not None)
+        self._scalars[:3] = a, b, 1.0 if scale is None else scale.item()
+        if moments is not None:
+            self._scalars[3:7] = moments.beta2, 1 - moments.beta2, moments.correction.item(), moments.eps
+        names = ("w", "gradient", "second_moment", "past", "start")
+        arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
+        out = np.zeros((len(self._chunks), 7))  # per chunk: the number of threads changes no bit of the sum
 
         def run(share: slice) -> None:
-            for k in range(len(chunks))[share]:
-                i, begin, end = chunks[k]
+            for k in range(len(self._chunks))[share]:
+                i, begin, end = self._chunks[k]
                 loop(*arrays[i], self._scalars, begin, end, out, k)
 
-        _on_threads(run, chunks)
+        _on_threads(run, self._chunks)
         return Sums(*torch.from_numpy(out.sum(0)).unbind())
 
-    def prepare(self, q: Tensors | None, z: Tensors | None, mean: Tensors | None) -> None:
-        """Compare and view what is kept, before anything changes."""
+    def advance(self, scalars: Sequence[float | Tensor], diagonal: bool, memory: bool, momentum: bool) -> None:
+        """The update in place after :meth:`products`; ``scalars``: push, lift, drop, μ and rate."""
         from proxsvm._kernels import step_loops
 
-        self._loop = step_loops.advance(self._moments is not None, q is not None, z is not None, mean is not None)
-        past = self._kept("past", q) if z is None else self._kept("velocity", z)
-        self._arrays = list(zip(self._w, self._g, self._v, past, self._kept("average", mean), strict=True))
-
-    def advance(self, push: float, lift: float, drop: float, mu: float, rate: float) -> None:
-        """The update in place."""
+        loop = step_loops.advance(diagonal, memory, momentum, self._streams.average is not None)
+        push, lift, drop, mu, rate = (float(x) for x in scalars)
         self._scalars[7:] = push, lift, 1 - drop, mu, 1 - mu, rate
-        chunks = _chunks(self._w)
+        names = ("w", "gradient", "second_moment", "past", "average")
+        arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
 
         def run(share: slice) -> None:
-            for i, begin, end in chunks[share]:
-                self._loop(*self._arrays[i], self._scalars, begin, end)
+            for i, begin, end in self._chunks[share]:
+                loop(*arrays[i], self._scalars, begin, end)
 
-        _on_threads(run, chunks)
-        for kept, copies in self._copies:
-            torch._foreach_copy_(list(kept), list(copies))
+        _on_threads(run, self._chunks)
         torch.autograd.graph.increment_version(self._tensors)
-
-
-def _copied(w: Tensors, x: Tensors) -> list[Tensor]:
-    """Copies of ``x`` in the memory order and dtype of ``w``."""
-    return [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, x, strict=True)]
 
 
 def _chunks(arrays: Sequence[Array]) -> list[tuple[int, int, int]]:

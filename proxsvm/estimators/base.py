@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -16,7 +18,7 @@ from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import Atom, ConvexLoss
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers import BlockFW
+from proxsvm.solvers import BlockFW, Trace
 from proxsvm.solvers._block.base import is_feasible
 
 sklearn_base = load("sklearn.base", extra="estimators")
@@ -25,6 +27,7 @@ validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
+MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
 
 class LinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -33,10 +36,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     The sample weights ω are 1 unless given, so that η = N·C.
     """
 
+    losses: tuple[str, ...] = ()  # the names that ``loss`` may have
+
     def __init__(
         self,
         C: float = 1.0,
-        loss: ConvexLoss | None = None,
+        loss: ConvexLoss | str | None = None,
         *,
         tol: float = 1e-4,
         max_iter: int = 1000,
@@ -44,6 +49,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         intercept_scaling: float = 1.0,
         warm_start: bool = False,
         random_state: Any = 0,
+        verbose: int = 0,
         solver: BlockFW | None = None,
     ) -> None:
         self.C = C
@@ -54,6 +60,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.intercept_scaling = intercept_scaling
         self.warm_start = warm_start
         self.random_state = random_state
+        self.verbose = verbose
         self.solver = solver
 
     def _check_options(self) -> None:
@@ -69,9 +76,11 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"solver is {self.solver!r}; expected a proxsvm.solvers.BlockFW, or None. Its tol, max_passes and seed "
                 "are those of the estimator. For another solver build the problem with ProxProblem.from_features"
             )
-        if not (self.loss is None or isinstance(self.loss, ConvexLoss)):
-            raise TypeError(f"loss is a {type(self.loss).__name__}; expected a loss of proxsvm.losses, or None")
-        if self.loss is not None and self.loss.reduction != "mean":
+        if isinstance(self.loss, str) and self.loss not in self.losses:
+            raise ValueError(f"loss is {self.loss!r}; expected a loss of proxsvm.losses, or one of {self.losses}")
+        if not (self.loss is None or isinstance(self.loss, str | ConvexLoss)):
+            raise TypeError(f"loss is a {type(self.loss).__name__}; expected a loss of proxsvm.losses, or its name")
+        if isinstance(self.loss, ConvexLoss) and self.loss.reduction != "mean":
             raise ValueError(f"the loss has reduction={self.loss.reduction!r}; expected 'mean', which C then weights")
 
     def _check_data(self, X: Any, *y: Any, **options: Any) -> Any:
@@ -79,31 +88,25 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
         return validation.validate_data(self, X, *y, reset=bool(y), **checks)
 
-    def _solve(self, loss: ConvexLoss, X: Any, target: Array, sample_weight: Any) -> Array:
+    def _solve(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
-        omega = None
-        if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         eta = self.C * (len(target) if omega is None else float(omega.sum()))
         if not 0 < eta < math.inf:
             raise ValueError(
                 f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
                 + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
             )
+        features = features if hasattr(features, "tocoo") else torch.as_tensor(features)
         problem = ProxProblem.from_features(
             loss,
-            features if hasattr(features, "tocoo") else torch.as_tensor(features),
+            features,
             torch.as_tensor(target),
             lr=eta,
+            weight=torch.as_tensor(np.zeros((*out, features.shape[1]), X.dtype)),
             sample_weight=None if omega is None else torch.as_tensor(omega),
         )
-        seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
-        solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
-        point = solver.solve(problem, start=self._start(problem, target))
-        n = features.shape[0]
-        if n <= TINY[0] and n * problem.params[0].numel() <= TINY[1] and self.solver is None:
-            point = replace(replace(solver, tol=0.0).solve(problem, start=point.atom), steps=point.steps)
+        point = self._solution(problem, eta, self._start(problem, target))
         assert point.gap is not None
         assert point.dual is not None
         gap = problem.relative(point.gap, point)
@@ -114,8 +117,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.objective_ = float(point.dual + point.gap) * eta
         if gap > max(self.tol, _rounding(problem)):
             warnings.warn(
-                f"{type(self).__name__} stopped after max_iter={self.max_iter} passes at a relative gap of "
-                f"{float(gap):.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
+                f"{type(self).__name__} stopped after {self.n_iter_} passes (max_iter={self.max_iter}) at a relative "
+                f"gap of {float(gap):.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
                 exceptions.ConvergenceWarning,
                 stacklevel=3,
             )
@@ -125,6 +128,19 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             return w[..., :-1]
         self.intercept_ = np.zeros(w.shape[:-1], w.dtype)
         return w
+
+    def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
+        seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
+        solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
+        if self.verbose:
+            solver = replace(solver, callback=_Progress(type(self).__name__, eta, solver.callback))
+        n, size = len(problem.origin.coefficients), problem.params[0].numel()
+        with one_thread(n * size < MANY):
+            point = solver.solve(problem, start=start)
+            if n <= TINY[0] and n * size <= TINY[1] and self.solver is None:
+                exact = replace(solver, tol=0.0, callback=None).solve(problem, start=point.atom)
+                point = replace(exact, steps=point.steps)
+        return point
 
     def _start(self, problem: ProxProblem, target: Array) -> Atom | None:
         """The last fit's dual point, if it is also one of this problem; another loss may have another hull."""
@@ -149,6 +165,32 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+class _Progress:
+    """Prints a line for each pass, and calls another callback."""
+
+    def __init__(self, name: str, eta: float, then: Any) -> None:
+        self.name, self.eta, self.then = name, eta, then
+
+    def __call__(self, trace: Trace) -> None:
+        print(
+            f"[{self.name}] iteration {trace.step}: objective {trace.primal * self.eta:.6g}, "
+            f"gap {trace.gap * self.eta:.2e}, {trace.seconds:.2f} s"
+        )
+        if self.then is not None:
+            self.then(trace)
+
+
+@contextmanager
+def one_thread(needed: bool) -> Iterator[None]:
+    """Let torch use one thread, if ``needed``: several would wait for each other at the end of every small product."""
+    before = torch.get_num_threads()  # of this Python thread
+    torch.set_num_threads(1 if needed else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _fingerprint(loss: ConvexLoss) -> bytes | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import LinearEstimator, sklearn_base
-from proxsvm.losses import L1Regression
+from proxsvm.estimators.base import LinearEstimator, sklearn_base, validation
+from proxsvm.losses import Huber, L1Regression, SquaredError
 from proxsvm.losses.base import ConvexLoss
 from proxsvm.solvers import BlockFW
 
@@ -22,7 +22,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     Args:
         C: the weight of the loss.
         epsilon: the band of the default loss, within which an error is free.
-        loss: any loss of one prediction per sample, ``L1Regression(epsilon)`` if None.
+        loss: "epsilon_insensitive" (the default, ``L1Regression(epsilon)``), "squared_error" (ridge regression),
+            "huber", or any loss of ``proxsvm.losses`` with one prediction per sample.
         tol: the certified relative gap (P − D)/P to reach.
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
@@ -30,6 +31,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         warm_start: start from the last dual solution, if it is feasible here (the same targets, and a loss with
             the same dual): for a path of C.
         random_state: of the order of the samples.
+        verbose: print a line with the objective and the gap after each pass.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
 
     Learns ``coef_`` ``[F]``, ``intercept_``, ``n_iter_``, ``dual_gap_``, ``objective_``, ``n_features_in_``.
@@ -39,11 +41,13 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     [7.0]
     """
 
+    losses = "epsilon_insensitive", "squared_error", "huber"
+
     def __init__(
         self,
         C: float = 1.0,
         epsilon: float = 0.0,
-        loss: ConvexLoss | None = None,
+        loss: ConvexLoss | str | None = None,
         *,
         tol: float = 1e-4,
         max_iter: int = 1000,
@@ -51,6 +55,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         intercept_scaling: float = 1.0,
         warm_start: bool = False,
         random_state: Any = 0,
+        verbose: int = 0,
         solver: BlockFW | None = None,
     ) -> None:
         super().__init__(
@@ -62,6 +67,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
             intercept_scaling=intercept_scaling,
             warm_start=warm_start,
             random_state=random_state,
+            verbose=verbose,
             solver=solver,
         )
         self.epsilon = epsilon
@@ -73,8 +79,12 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         """
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)
-        loss = self.loss or L1Regression(self.epsilon)
-        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), sample_weight)
+        names = {"epsilon_insensitive": L1Regression(self.epsilon), "squared_error": SquaredError(), "huber": Huber()}
+        loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
+        omega = None
+        if sample_weight is not None:
+            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), (), omega)
         return self
 
     def predict(self, X: Any) -> Array:

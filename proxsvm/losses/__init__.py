@@ -17,6 +17,7 @@ from proxsvm.losses.multi_label_hinge import MultiLabelHinge
 from proxsvm.losses.quantile_regression import QuantileRegression
 from proxsvm.losses.smooth_loss import SmoothLoss
 from proxsvm.losses.squared_error import SquaredError
+from proxsvm.losses.squared_hinge import SquaredHinge
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.losses.top_k_hinge import TopKHinge
 from proxsvm.losses.tree_crf import TreeCRF
@@ -48,6 +49,7 @@ __all__ = [
     "Simplex",
     "SmoothLoss",
     "SquaredError",
+    "SquaredHinge",
     "StructuredHinge",
     "TopKHinge",
     "TreeCRF",

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import known
-from proxsvm.losses._targets import tensor_target
+from proxsvm._scores import known, tensor_target
 from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
 
 MASKED = -1e7  # for −∞: so low that the class is never chosen, but no lower, because a QP loses digits to large numbers
@@ -18,18 +17,13 @@ class ClassLoss(ConvexLoss):
     """A loss of scores ``[n, K]`` and class indices ``[n]``, or ``[n, K, d1, ...]`` and ``[n, d1, ...]``.
 
     A score of −∞ masks a class: it is never chosen. If it is the true class, the loss is infinite, as torch's is.
-
-    Args:
-        weight: ``[K]``, how much a sample of each class counts; the mean is the weighted mean, as in torch.
-        ignore_index: samples of this class do not count.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+    The options are those of ``torch.nn.CrossEntropyLoss``; the mean is the weighted mean.
     """
 
+    options: tuple[str, ...] = ("weight", "ignore_index")
     weight: Tensor | None
 
-    def __init__(
-        self, *, weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean"
-    ) -> None:
+    def __init__(self, *, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         if weight is not None:
             weight = torch.as_tensor(weight)
@@ -40,9 +34,9 @@ class ClassLoss(ConvexLoss):
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """As for every loss; where every pixel is a sample, weights and values have the shape of the pixels."""
-        grid = scores.shape[:1] + scores.shape[2:] if isinstance(scores, Tensor) and scores.dim() > 2 else None
-        if grid is None:
+        if not isinstance(scores, Tensor) or scores.dim() <= 2:
             return super().forward(scores, target, sample_weight)
+        grid = scores.shape[:1] + scores.shape[2:]
         if isinstance(sample_weight, Tensor) and sample_weight.shape == grid:
             sample_weight = sample_weight.reshape(-1)
         value = super().forward(scores, target, sample_weight)
@@ -66,14 +60,12 @@ class ClassLoss(ConvexLoss):
         if target.dtype == torch.bool:
             raise TypeError(f"{name} got a target of torch.bool; expected class indices, target.long()")
         if target.shape != grid:
-            expected = "[n]" if len(grid) == 1 else "[n, d1, ...]"
-            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {expected} = {tuple(grid)}")
+            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(grid)}")
         y = target.reshape(-1).long()
         if not self._all_count(y, K):
-            require(
-                (y >= 0) & (y < K) | (y == self.ignore_index),
-                f"{name} got a class index outside [0, {K}), the K of the scores (ignore_index is {self.ignore_index})",
-            )
+            outside = f"{name} got a class index outside [0, {K}), the K of the scores"
+            ok = (y >= 0) & (y < K) | (y == self.ignore_index)
+            require(ok, f"{outside} (ignore_index is {self.ignore_index})")
         return scores, y
 
     def _all_count(self, y: Tensor, K: int) -> bool:
@@ -86,17 +78,15 @@ class ClassLoss(ConvexLoss):
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""
         raise TypeError(
-            f"{type(self).__name__} got a target of {target.dtype}; expected class indices (torch.long). For one-hot "
-            "targets pass target.argmax(1); for class probabilities use CrossEntropy; for mixup add two losses, "
-            "lam * criterion(scores, y_a) + (1 - lam) * criterion(scores, y_b)"
+            f"{type(self).__name__} got a target of {target.dtype}; expected class indices: target.argmax(1) if it is "
+            "one-hot; CrossEntropy takes probabilities; for mixup add lam * loss(u, y_a) and (1 - lam) * loss(u, y_b)"
         )
 
     def expand(self, scores: Tensor, target: Tensor) -> Tensor:
         """Scores of −∞ as very low finite ones, except for the true classes: 0 · ∞ would be NaN."""
-        u = scores.detach()
-        if known(u.amin() > -torch.inf):
+        if known(scores.detach().amin() > -torch.inf):
             return scores
-        return scores.masked_fill(self._masked(u, target), MASKED)
+        return scores.masked_fill(self._masked(scores.detach(), target), MASKED)
 
     def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
         """Which scores are −∞, except for the true classes."""
@@ -116,12 +106,6 @@ class ClassLoss(ConvexLoss):
         if self.weight is not None:
             each = each * self.weight.to(scores)[self.classes(scores, target)]
         return each, each
-
-    def extra_repr(self) -> str:
-        """With the weights and the ignored index, where they are set."""
-        weight = "" if self.weight is None else f"weight={tuple(self.weight.shape)}, "
-        ignore = "" if self.ignore_index == -100 else f"ignore_index={self.ignore_index}, "
-        return weight + ignore + super().extra_repr()
 
 
 def as_cost(cost: Tensor) -> Tensor:

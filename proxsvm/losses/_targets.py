@@ -1,32 +1,59 @@
-"""The checks of targets, with the same messages for all losses."""
+"""What losses share whose target has the scores' shape: the checks, with the same messages for all."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-
-def tensor_target(name: str, target: Any, of: str = "") -> Tensor:
-    """The target of the loss ``name``, a tensor ``of`` something.
-
-    >>> tensor_target("MyLoss", [1.0])
-    Traceback (most recent call last):
-    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(target)
-    """
-    if not isinstance(target, Tensor):
-        expected = f"a tensor of {of}" if of else "a tensor"
-        raise TypeError(
-            f"{name} got a target that is a {type(target).__name__}; expected {expected}: torch.as_tensor(target)"
-        )
-    return target
+from proxsvm._scores import require, tensor_target
+from proxsvm.losses.base import ConvexLoss, PiecewiseLinearLoss, Reduction
 
 
-def binary_target(name: str, target: Any) -> Tensor:
-    """A target of 0 and 1, as integers."""
-    labels = tensor_target(name, target, "0 and 1")
-    if labels.is_floating_point():
-        raise TypeError(
-            f"{name} got a target of {labels.dtype}, which is neither integer nor bool; expected 0 and 1: target.long()"
-        )
-    return labels.long()
+class RegressionLoss(ConvexLoss):
+    """A loss of predictions and real targets of the same shape, ``[n, ...]``."""
+
+    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Check that scores and target have the same shape: broadcasting would silently pair the wrong outputs."""
+        scores, target = super().prepare(scores, target)
+        target = tensor_target(type(self).__name__, target)
+        if target.shape != scores.shape:
+            raise ValueError(
+                f"{type(self).__name__} got predictions of shape {tuple(scores.shape)} and a target of shape "
+                f"{tuple(target.shape)}; expected the same shape (perhaps predictions.squeeze(1))"
+            )
+        return scores, target.to(scores.dtype)
+
+
+class BinaryLoss(PiecewiseLinearLoss):
+    """A loss of scores and labels 0 and 1 of the same shape, ``[n, ...]``; ``ignore_index`` labels are left out."""
+
+    options: tuple[str, ...] = ("ignore_index",)
+
+    def __init__(self, *, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.ignore_index = ignore_index
+
+    def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+        """Check everything; the score of an ignored label becomes 0."""
+        scores, target = super().prepare(scores, target)
+        name = type(self).__name__
+        y = tensor_target(name, target, "0 and 1")
+        if y.is_floating_point():
+            given = f"{name} got a target of {y.dtype}, which is neither integer nor bool"
+            raise TypeError(f"{given}; expected 0 and 1: target.long()")
+        if y.shape != scores.shape:
+            raise ValueError(
+                f"{name} got a target of shape {tuple(y.shape)}; expected that of the scores, {tuple(scores.shape)} "
+                "(scores.squeeze(1) for one channel)"
+            )
+        y = y.long()
+        valid = y != self.ignore_index
+        require((y == 0) | (y == 1) | ~valid, f"{name} got a label that is not 0, 1 or the ignored {self.ignore_index}")
+        return torch.where(valid, scores, 0.0), y
+
+
+def per_sample(values: Tensor) -> Tensor:
+    """The sum over the outputs of each sample, ``[n]``."""
+    return values.reshape(len(values), -1).sum(1)

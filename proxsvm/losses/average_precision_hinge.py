@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from proxsvm._scores import known
-from proxsvm.losses._targets import binary_target
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
+from proxsvm.losses._targets import BinaryLoss
+from proxsvm.losses.base import Atom
 
 
-class AveragePrecisionHinge(PiecewiseLinearLoss):
+class AveragePrecisionHinge(BinaryLoss):
     """ℓ(u; y) = max over rankings R of 1 − AP(R) + (2/|P||N|) Σ (u_j − u_i) over the pairs that R ranks wrongly.
 
     A pair (i, j) of a positive i in P and a negative j in N is ranked wrongly where j is above i. The sum is
@@ -29,10 +29,6 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
     To rank the samples of a batch for each label of a multi-label problem, pass ``scores.T`` and ``target.T``.
     NaN or infinite scores make the loss NaN or infinite, and the optimizer skips the step.
 
-    Args:
-        ignore_index: the label of items to leave out.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
-
     >>> AveragePrecisionHinge()(torch.tensor([[1.0, 1.0]]), torch.tensor([[1, 0]]))      # the wrong order: AP = 1/2
     tensor(0.5000)
     >>> AveragePrecisionHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[1, 0, 0]]))   # 1 - 1/2 - 2/2 · 0.5
@@ -41,24 +37,13 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
     tensor(1.6667)
     """
 
-    def __init__(self, *, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
-        self.ignore_index = ignore_index
-
     def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Check everything; ignored items get a score of 0."""
-        scores, target = super().prepare(scores, target)
-        name = type(self).__name__
+        """As for every binary loss."""
+        scores, y = super().prepare(scores, target)
         if scores.dim() != 2:
-            raise ValueError(f"{name} got scores of shape {tuple(scores.shape)}; expected [n, m]: m items per sample")
-        y = binary_target(name, target)
-        if target.shape != scores.shape:
-            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(scores.shape)}")
-        valid = y != self.ignore_index
-        require(
-            (y == 0) | (y == 1) | ~valid, f"{name} got a label that is not 0, 1 or {self.ignore_index}, the ignored"
-        )
-        return torch.where(valid, scores, 0.0), y
+            given = f"{type(self).__name__} got scores of shape {tuple(scores.shape)}"
+            raise ValueError(f"{given}; expected [n, m]: m items per sample")
+        return scores, y
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         """Put each negative at the position among the positives that costs the most."""
@@ -91,7 +76,3 @@ class AveragePrecisionHinge(PiecewiseLinearLoss):
             better = real & (gain > best)
             best, first = torch.where(better, gain, best), torch.where(better, k, first)
         return first.cummax(1).values  # increasing, except for rounding
-
-    def extra_repr(self) -> str:
-        """With the options."""
-        return f"ignore_index={self.ignore_index}, {super().extra_repr()}"

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from proxsvm._scores import Scores, detached, like, parts, require, widened, without_autocast
-from proxsvm.losses.atom import Atom
-from proxsvm.losses.hulls import Hull
+from proxsvm.losses.hulls import Atom, Hull
 
 __all__ = [
     "Atom",
@@ -35,12 +33,8 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 class Origin:
     """What a loss value was computed from; the value carries it, so that a solver can build its problem.
 
-    Args:
-        loss: the loss.
-        scores: prepared scores; :attr:`scores` expands them when a solver asks.
-        target: the prepared target.
-        p: the weight of each sample, ``[n]``, or one number for all; None for the loss's own, computed when needed.
-        atom: the atom that was differentiated, if there was one, so that it is not searched again.
+    Scores and target are prepared; ``p`` is the weight of each sample, ``[n]``, or one number for all, or None for the
+    loss's own; ``atom`` is the one that was differentiated, so that it is not searched again.
     """
 
     __slots__ = ("_p", "_scores", "atom", "loss", "prepared", "target", "versions")
@@ -48,8 +42,7 @@ class Origin:
     def __init__(
         self, loss: ConvexLoss, scores: Scores, target: Any, p: Tensor | float | None = None, atom: Atom | None = None
     ) -> None:
-        self.loss, self.prepared, self.target, self.atom = loss, scores, target, atom
-        self._p = p
+        self.loss, self.prepared, self.target, self._p, self.atom = loss, scores, target, p, atom
         self._scores: Scores | None = None
         self.versions = self._versions()
 
@@ -60,14 +53,7 @@ class Origin:
         return tuple([x._version if isinstance(x, Tensor) and not x.is_inference() else 0 for x in seen])
 
     def check(self) -> None:
-        """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them.
-
-        >>> origin = Origin(ConvexLoss(), torch.zeros(2), None, 0.5)
-        >>> _ = origin.scores.add_(1)
-        >>> origin.check()
-        Traceback (most recent call last):
-        RuntimeError: the scores or the target were changed in place after the loss was computed from them, ...
-        """
+        """Raise RuntimeError if the scores or the target were changed in place since the criterion saw them."""
         if self.versions and self.versions != self._versions():
             raise RuntimeError(
                 "the scores or the target were changed in place after the loss was computed from them, so the step "
@@ -118,6 +104,7 @@ class ConvexLoss(nn.Module):
     exact: bool = True
     """Whether :meth:`oracle` always finds the best atom; if not, values and gaps are lower bounds, not certificates."""
     smooth: bool = False  # a hinge that can be smoothed sets it, and defines `smoothed`
+    options: tuple[str, ...] = ()  # the attributes that the representation shows
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -152,30 +139,20 @@ class ConvexLoss(nn.Module):
         return None
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
-        """Check the input and convert it to standard form; raises before anything has changed.
-
-        Half-precision scores become float32, because a value is a sum of many terms.
-        """
+        """Check the input and convert it to standard form: half-precision scores become float32."""
         first = parts(scores)[0]
         if not isinstance(first, Tensor) or first.dim() == 0 or first.numel() == 0:
             given = f"shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
-            raise ValueError(
-                f"{type(self).__name__} got scores of {given}; expected a tensor with at least one sample in its "
-                "first dimension (skip empty batches)"
-            )
+            expected = "a tensor [n, ...] with at least one sample (skip empty batches)"
+            raise ValueError(f"{type(self).__name__} got scores of {given}; expected {expected}")
         for u in parts(scores):
             if not u.is_floating_point() or u.dtype.itemsize < 2 or u.layout is not torch.strided:
-                raise TypeError(
-                    f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected dense floating-point "
-                    "numbers of at least 16 bits: scores.float(), or scores.to_dense()"
-                )
+                expected = "dense numbers of at least 16 bits: scores.float(), or scores.to_dense()"
+                raise TypeError(f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected {expected}")
         return like(scores, tuple([widened(u) for u in parts(scores)])), target
 
     def expand(self, scores: Any, target: Any) -> Any:
-        """Prepared scores as the oracle and the solvers take them: finite, and one entry per sample.
-
-        A loss whose samples share scores (the transitions of a chain) repeats them here, differentiably.
-        """
+        """Prepared scores as the solvers take them: finite, and repeated where samples share them, as transitions."""
         return scores
 
     # What follows from that.
@@ -189,10 +166,7 @@ class ConvexLoss(nn.Module):
         return soft.where(soft.value_at(scores) > 0, exact)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
-        """ℓ(u_i; y_i) of prepared scores, ``[n]``, differentiable, and the atom that was differentiated, if any.
-
-        By default ⟨s, u⟩ + c, whose gradient is s: none flows through the choice of the atom.
-        """
+        """ℓ(u_i; y_i) of prepared scores, ``[n]``, differentiable, and the atom whose s is the gradient, if any."""
         scores = self.expand(scores, target)
         with torch.no_grad():
             atom = self.direction(detached(scores), target)
@@ -212,20 +186,14 @@ class ConvexLoss(nn.Module):
 
     def _sample_weight(self, given: Any, like: Tensor) -> Tensor:
         if not isinstance(given, Tensor):
-            raise TypeError(
-                f"sample_weight is a {type(given).__name__}; expected a tensor of one weight per sample: "
-                "torch.as_tensor(sample_weight)"
-            )
+            raise TypeError(f"sample_weight is a {type(given).__name__}; expected a tensor: torch.as_tensor(...)")
         if given.shape != like.shape:
-            raise ValueError(
-                f"sample_weight has shape {tuple(given.shape)}; expected one weight per sample, {tuple(like.shape)}"
-            )
+            expected = f"one weight per sample, {tuple(like.shape)}"
+            raise ValueError(f"sample_weight has shape {tuple(given.shape)}; expected {expected}")
         weight = given.to(like)
         total = weight.sum()
-        require(
-            (weight >= 0) & (total > 0) & (total < math.inf),
-            "sample_weight must be finite, non-negative and not all zero: a negative one would make the loss concave",
-        )
+        ok = (weight >= 0) & (total > 0) & (total < torch.inf)
+        require(ok, "sample_weight must be finite, non-negative and not all zero, or the loss would not be convex")
         return weight
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
@@ -241,19 +209,25 @@ class ConvexLoss(nn.Module):
             value.origin = Origin(self, u, y, p, atom)  # type: ignore[attr-defined]
         return value
 
-    def _check(self, atom: Atom, scores: Scores) -> None:
-        given = [s.shape for s in parts(atom.s)]
-        expected = [u.shape for u in parts(scores)]
-        if given != expected or atom.offset.shape != expected[0][:1]:
+    def _check(self, atom: Any, scores: Scores) -> None:
+        name, first = f"{type(self).__name__}.oracle returned", parts(scores)[0]
+        if not isinstance(atom, Atom):
+            raise TypeError(f"{name} a {type(atom).__name__}; expected an Atom: return Atom(s, offset)")
+        given, expected = ([tuple(x.shape) for x in parts(u)] for u in (atom.s, scores))
+        if given != expected or atom.offset.shape != first.shape[:1]:
             raise ValueError(
-                f"{type(self).__name__}.oracle returned s of shape {[tuple(x) for x in given]} and offset of shape "
-                f"{tuple(atom.offset.shape)}; expected the shape of the scores, {[tuple(x) for x in expected]}, and "
-                f"({expected[0][0]},)"
+                f"{name} s of shape {given} and offset of shape {tuple(atom.offset.shape)}; expected the shape of the "
+                f"scores, {expected}, and ({len(first)},)"
             )
+        for s, u in zip(parts(atom.s), parts(scores), strict=True):
+            if s.dtype != u.dtype:
+                raise TypeError(f"{name} s of {s.dtype}; expected that of the scores, {u.dtype}: s.to(scores)")
 
     def extra_repr(self) -> str:
-        """The options, which differ between losses."""
-        return f"reduction={self.reduction!r}" + (", smooth=True" if self.smooth else "")
+        """The options, which differ between losses; a tensor by its shape."""
+        values = {name: getattr(self, name) for name in (*self.options, "reduction")}
+        shown = {name: tuple(x.shape) if isinstance(x, Tensor) else x for name, x in values.items() if x is not None}
+        return ", ".join(f"{name}={x!r}" for name, x in shown.items()) + (", smooth=True" if self.smooth else "")
 
 
 class PiecewiseLinearLoss(ConvexLoss):

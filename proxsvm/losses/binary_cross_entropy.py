@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import known
 from proxsvm.losses._classes import MASKED
-from proxsvm.losses._regression import RegressionLoss, per_sample
+from proxsvm.losses._targets import RegressionLoss, per_sample
 from proxsvm.losses.base import Reduction, require
 from proxsvm.losses.hulls import EntropyBox
 from proxsvm.losses.smooth_loss import SmoothLoss
@@ -25,23 +27,17 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
     Args:
         weight: ω, anything that broadcasts to the target; 1 if None.
-        pos_weight: π, anything that broadcasts to the target; 1 if None.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        pos_weight: π, likewise.
 
     >>> BinaryCrossEntropy()(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
     tensor(1.3863)
     """
 
+    options = ("weight", "pos_weight")
     weight: Tensor | None
     pos_weight: Tensor | None
 
-    def __init__(
-        self,
-        *,
-        weight: Tensor | None = None,
-        pos_weight: Tensor | None = None,
-        reduction: Reduction = "mean",
-    ) -> None:
+    def __init__(self, *, weight: Any = None, pos_weight: Any = None, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         for name, given in (("weight", weight), ("pos_weight", pos_weight)):
             value = None if given is None else torch.as_tensor(given)
@@ -53,12 +49,10 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         """As for every loss with a target of the scores' shape; y in [0, 1]."""
         scores, target = super().prepare(scores, target)
         require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
-        for name in ("weight", "pos_weight"):
-            given = getattr(self, name)
+        for name, given in (("weight", self.weight), ("pos_weight", self.pos_weight)):
             if given is not None and not _broadcasts(given, scores):
-                raise ValueError(
-                    f"{name} has shape {tuple(given.shape)}; expected what broadcasts to {tuple(scores.shape)}"
-                )
+                shapes = f"{tuple(given.shape)}; expected what broadcasts to {tuple(scores.shape)}"
+                raise ValueError(f"{name} has shape {shapes}")
         return scores, target
 
     def expand(self, scores: Tensor, target: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class CRF(SmoothLoss):
     def decode(self, scores: Any, **given: Any) -> Any:
         """The most likely labelling; ``given`` is what the structure needs to know (``lengths``, ``parents``, ...)."""
         u, y = self.structure.prepare(type(self).__name__, scores, None, **given)
-        return self.structure.labels(self.structure.best(self.expand(u, y), y), y)
+        return self.structure.decode(u, y)
 
     def marginals(self, scores: Any, **given: Any) -> Any:
         """The probability of every part, in the form of the scores; ``given`` as in :meth:`decode`."""

@@ -26,24 +26,17 @@ class CrossEntropy(ClassLoss, SmoothLoss):
     infinite where q gives that class some mass, as ``label_smoothing`` does for all of them.
 
     Args:
-        weight: ``[K]``, how much each class counts; the mean divides by the weights of the classes, as in torch.
-        ignore_index: samples of this class do not count.
         label_smoothing: ε, for t = (1 − ε) e_y + ε/K.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        options: ``weight``, ``ignore_index`` and ``reduction``, as in torch.
 
     >>> CrossEntropy()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
     tensor(0.6931)
     """
 
-    def __init__(
-        self,
-        *,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
+    options = (*ClassLoss.options, "label_smoothing")
+
+    def __init__(self, *, label_smoothing: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1]")
         self.label_smoothing = label_smoothing
@@ -60,11 +53,8 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             and scores.dim() == 2
             and scores.numel() > 0
         ):
-            weight = None if self.weight is None else self.weight.to(scores)
             try:
-                value = F.cross_entropy(
-                    scores, target, weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
-                )
+                value = self._torch(scores, target, self.reduction)
             except (IndexError, ValueError, RuntimeError):
                 return super().forward(scores, target)
             if value.requires_grad and self.reduction != "none":
@@ -72,25 +62,22 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return value
         return super().forward(scores, target, sample_weight)
 
+    def _torch(self, scores: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+        """Torch's own kernel; with probabilities there is no class to ignore."""
+        weight = None if self.weight is None else self.weight.to(scores)
+        ignore = -100 if target.is_floating_point() else self.ignore_index
+        return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, self.label_smoothing)
+
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """With torch's own kernel; with probabilities there is no class to ignore."""
-        return F.cross_entropy(
-            scores,
-            target,
-            None if self.weight is None else self.weight.to(scores),
-            ignore_index=-100 if target.is_floating_point() else self.ignore_index,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
-        )
+        """With torch's own kernel."""
+        return self._torch(scores, target, "none")
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``."""
-        expected = (*grid[:1], K, *grid[1:])
-        if tuple(target.shape) != expected and tuple(target.shape) != (grid.numel(), K):
-            raise ValueError(
-                f"CrossEntropy got class probabilities of shape {tuple(target.shape)}; expected that of the scores, "
-                f"{expected}"
-            )
+        shape, expected = tuple(target.shape), (*grid[:1], K, *grid[1:])
+        if shape not in (expected, (grid.numel(), K)):
+            given = f"CrossEntropy got class probabilities of shape {shape}"
+            raise ValueError(f"{given}; expected that of the scores, {expected}")
         require(target >= 0, "CrossEntropy got class probabilities below 0: the loss would not be convex")
         return target if target.dim() == 2 else target.movedim(1, -1).reshape(-1, K)
 
@@ -102,32 +89,21 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return (scores == -torch.inf) & (target == 0)
         return super()._masked(scores, target)
 
-    def _distribution(self, scores: Tensor, target: Tensor) -> Tensor:
-        """q = weight · t, ``[n, K]``; 0 for a sample that is ignored."""
+    def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:
+        """The simplex of the classes under the entropy, with q = weight · t; 0 for a sample that is ignored."""
         if target.is_floating_point():
             t = target.to(scores)
         else:
             t = one_hot(scores, self.classes(scores, target)) * (target != self.ignore_index)[:, None]
         if self.label_smoothing:
             t = (1 - self.label_smoothing) * t + self.label_smoothing / scores.shape[1] * t.sum(1, keepdim=True)
-        return t if self.weight is None else t * self.weight.to(scores)
-
-    def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:
-        """The simplex of the classes under the entropy."""
-        return EntropySimplex(self._distribution(scores, target))
+        return EntropySimplex(t if self.weight is None else t * self.weight.to(scores))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        """m times the entropy of q/m; 0 for a hard target. With label smoothing it is one scalar per true class."""
-        if target.is_floating_point():
-            return self.hull(scores, target).lift(torch.zeros_like(scores))
-        if not self.label_smoothing:
+        """m times the entropy of q/m; 0 for a hard target."""
+        if not target.is_floating_point() and not self.label_smoothing:
             return None
-        weight = torch.ones_like(scores[0]) if self.weight is None else self.weight.to(scores)
-        other = self.label_smoothing / len(weight) * weight  # q_k of the classes that are not true
-        own = (1 - self.label_smoothing) * weight + other
-        mass, entr = other.sum() - other + own, torch.special.entr
-        of_class: Tensor = entr(other).sum() - entr(other) + entr(own) - entr(mass)
-        return of_class[self.classes(scores, target)] * (target != self.ignore_index)
+        return self.hull(scores, target).lift(torch.zeros_like(scores))
 
     def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         """The class weights are in q; the mean divides by those of the true classes, or by n for probabilities."""
@@ -135,8 +111,3 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return None
         counts = super().weights(scores, target)
         return None if counts is None else ((target != self.ignore_index).to(scores.dtype), counts[1])
-
-    def extra_repr(self) -> str:
-        """With ε."""
-        smoothing = f"label_smoothing={self.label_smoothing}, " if self.label_smoothing else ""
-        return smoothing + super().extra_repr()

@@ -28,6 +28,8 @@ class GridHinge(StructuredHinge):
     tensor(2.)
     """
 
+    shown = ("negative",)
+
     def __init__(
         self,
         *,
@@ -38,7 +40,3 @@ class GridHinge(StructuredHinge):
     ) -> None:
         super().__init__(Grid(negative=negative, cut=cut), normalize=normalize, reduction=reduction)
         self.negative = negative
-
-    def extra_repr(self) -> str:
-        """With what becomes of negative weights."""
-        return f"negative={self.negative!r}, " + super().extra_repr()

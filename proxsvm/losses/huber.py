@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm.losses._regression import RegressionLoss, per_sample
+from proxsvm.losses._targets import RegressionLoss, per_sample
 from proxsvm.losses.base import Reduction
 from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
 class Huber(RegressionLoss, SmoothLoss):
-    """ℓ(u; y) = Σ_j h(u_j − y_j), with h(x) = x²/2 for |x| ≤ δ and δ (|x| − δ/2) beyond, summed over m outputs.
+    """ℓ(u; y) = Σ_j h(u_j − y_j), with h(x) = x²/2 for |x| ≤ δ and δ (|x| − δ/2) beyond: m times ``nn.HuberLoss``.
 
     Atoms: every s with |s_j| ≤ δ, c = −⟨s, y⟩ − ‖s‖²/2. Scores and target ``[n, ...]``, the same shape.
-    It is m times ``torch.nn.HuberLoss``, which also averages over the outputs.
 
     Reference: Huber, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 1964.
 
-    >>> import torch
     >>> Huber(1.0)(torch.tensor([[0.5, -2.0]]), torch.tensor([[0.0, 0.0]]))     # 0.125 + 1.5
     tensor(1.6250)
     """
+
+    options = ("delta",)
 
     def __init__(self, delta: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -36,8 +37,5 @@ class Huber(RegressionLoss, SmoothLoss):
 
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
         """The box |s_j| ≤ δ, under a paraboloid."""
-        return QuadraticBox(target, ridge=1.0, bound=self.delta)
-
-    def extra_repr(self) -> str:
-        """With δ."""
-        return f"delta={self.delta}, {super().extra_repr()}"
+        bound = torch.full_like(target, self.delta)
+        return QuadraticBox(-bound, bound, target, ridge=1.0)

@@ -1,32 +1,86 @@
-"""Descriptions of S(y). From one hull follow the oracle, the lower bound, the nearest point and cvxpy's constraints.
+"""Atoms, the tangent planes of a loss, and hulls, which describe all of them for a batch: S(y).
 
-Only :meth:`Hull.express` needs cvxpy (the extra ``qp``).
+From one hull follow the oracle, the lower bound, the nearest point and cvxpy's constraints. Only :meth:`Hull.express`
+needs cvxpy (the extra ``qp``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._extras import load
-from proxsvm._scores import parts
-from proxsvm.losses.atom import Atom
+from proxsvm._scores import Scores, inner, like, parts
 from proxsvm.structures import Marginals
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
+@dataclass(frozen=True)
+class Atom:
+    """A piece of the loss for each sample: the affine function u ↦ ⟨s, u⟩ + c.
+
+    ``s`` has the structure and shapes of the scores (first dimension: the n samples), ``offset`` is c, ``[n]``.
+    ``value``, ``[n]``, is ⟨s, u⟩ + c at the scores where the oracle found the atom, if it was computed directly: at
+    large scores ⟨s, u⟩ and c cancel.
+
+    >>> atom = Atom(s=torch.tensor([[1.0, -1.0]]), offset=torch.tensor([1.0]))
+    >>> atom.b(torch.tensor([[0.5, 2.0]]))
+    tensor([-0.5000])
+    """
+
+    s: Scores
+    offset: Tensor
+    value: Tensor | None = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """s, c = atom."""
+        return iter((self.s, self.offset))
+
+    def b(self, scores: Scores) -> Tensor:
+        """The atom's value at each sample, b = ⟨s, u⟩ + c, ``[n]``."""
+        return self.offset + inner(self.s, scores)
+
+    def value_at(self, scores: Scores) -> Tensor:
+        """b at the scores where the oracle found this atom, ``[n]``."""
+        return self.b(scores) if self.value is None else self.value
+
+    def about(self, scores: Tensor, reference: Tensor) -> Atom:
+        """With its value at ``scores`` as ⟨s, u − reference⟩ + c, which does not cancel; ⟨s, reference⟩ must be 0.
+
+        A reference of −∞, the score of a true class that is masked, makes the value very large and not NaN.
+        """
+        finite = reference.clamp(min=torch.finfo(scores.dtype).min / 2)
+        return replace(self, value=self.b(scores - finite))
+
+    def at(self, scores: Scores) -> Tensor:
+        """b as a function of the scores where the oracle found this atom; its gradient is s."""
+        b = self.b(scores)
+        return b if self.value is None else self.value + (b - b.detach()).nan_to_num()  # ∞ − ∞, where b is infinite
+
+    def where(self, chosen: Tensor, other: Atom) -> Atom:
+        """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
+
+        def mix(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(chosen.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+        mixed = tuple(mix(a, b) for a, b in zip(parts(self.s), parts(other.s), strict=True))
+        value = None if self.value is None or other.value is None else mix(self.value, other.value)
+        return Atom(like(self.s, mixed), mix(self.offset, other.offset), value)
+
+
 class Polytope(NamedTuple):
     """The hull of S(y) for a batch, in cvxpy's variables.
 
-    ``s``: one expression per score tensor, ``[n, size]`` flattened within the sample; ``offset``: ``[n]``, affine or,
-    for a loss with infinitely many atoms, concave: the largest c of each s, −ℓ*(s).
+    ``s``: one expression ``[n, size]`` per score tensor; ``offset``: ``[n]``, affine or, for a loss of infinitely many
+    atoms, concave: the largest c of each s, −ℓ*(s).
     """
 
     s: tuple[Any, ...]
@@ -51,12 +105,7 @@ class Hull(ABC):
 
 
 class ClosedHull(Hull):
-    """A hull of one score tensor with a closed form, which the fast solvers use:
-
-        nearest(v, h) = argmax over (s, c) in the hull of  ⟨s, v⟩ + c − (h/2) ‖s‖²
-
-    As h → 0 it becomes the oracle's vertex, ``best(v)``.
-    """
+    """A hull of one score tensor with a closed form, which the fast solvers use."""
 
     @abstractmethod
     def best(self, v: Tensor) -> Atom:
@@ -64,7 +113,7 @@ class ClosedHull(Hull):
 
     @abstractmethod
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The atom with a quadratic around it; ``h`` > 0 broadcasts to the scores."""
+        """argmax over (s, c) in the hull of ⟨s, v⟩ + c − (h/2) ‖s‖²; ``h`` > 0 broadcasts to the scores."""
 
     @abstractmethod
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
@@ -92,12 +141,7 @@ def one_hot(scores: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Listed(Hull):
-    """The convex hull of a few atoms, each for the whole batch, and of (0, 0), which every loss has.
-
-    >>> hull = Listed([Atom(torch.tensor([[1.0]]), torch.tensor([-2.0])), Atom(torch.tensor([[-1.0]]), torch.zeros(1))])
-    >>> hull.best(torch.tensor([[3.0]]))
-    Atom(s=tensor([[1.]]), offset=tensor([-2.]))
-    """
+    """The convex hull of a few atoms, each for the whole batch, and of (0, 0), which every loss has."""
 
     atoms: Sequence[Atom]
 
@@ -121,9 +165,6 @@ class Listed(Hull):
         return Polytope(tuple(s), offset, [cp.sum(alpha, axis=1) <= 1])
 
 
-# Classes.
-
-
 @dataclass(frozen=True)
 class Simplex(ClosedHull):
     """s = α − e_y, c = ⟨cost, α⟩ over α ≥ 0, Σ_k α_k = 1: the multi-class hinge.
@@ -135,19 +176,14 @@ class Simplex(ClosedHull):
     tensor([[-1.,  1.]])
     >>> hull.nearest(torch.tensor([[0.5, 0.0]]), torch.tensor(1.0)).s     # α = e_y + (v + cost)/h = [1.5, 1], projected
     tensor([[-0.2500,  0.2500]])
-    >>> hull.contains(torch.tensor([[-0.5, 0.5]]), 1e-6), hull.contains(torch.tensor([[0.5, -0.5]]), 1e-6)
-    (True, False)
     """
 
     target: Tensor
     cost: Tensor
 
-    def _atom(self, alpha: Tensor) -> Atom:
-        return Atom(alpha - one_hot(alpha, self.target), (alpha * self.cost).sum(1))
-
     def lift(self, s: Tensor) -> Tensor:
-        """⟨cost, s + e_y⟩."""
-        return (s * self.cost).sum(1) + self.cost.gather(1, self.target[:, None]).squeeze(1)
+        """⟨cost, s⟩, which is ⟨cost, α⟩."""
+        return (s * self.cost).sum(1)
 
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
@@ -158,7 +194,9 @@ class Simplex(ClosedHull):
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
-        return self._atom(project_on_simplex(one_hot(v, self.target) + (v + self.cost) / h))
+        e_y = one_hot(v, self.target)
+        alpha = project_on_simplex(e_y + (v + self.cost) / h)
+        return Atom(alpha - e_y, (alpha * self.cost).sum(1))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """The directions that keep Σα and every α_k = 0."""
@@ -168,10 +206,9 @@ class Simplex(ClosedHull):
 
     def contains(self, s: Tensor, slack: float) -> bool:
         """α ≥ 0 and Σ_k α_k = 1."""
-        if s.shape != self.cost.shape:
-            return False
-        alpha = s + one_hot(s, self.target)
-        return bool((alpha >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all())
+        return s.shape == self.cost.shape and bool(
+            (s + one_hot(s, self.target) >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all()
+        )
 
     def express(self) -> Polytope:
         """α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = ⟨cost, α⟩."""
@@ -213,78 +250,51 @@ def project_on_simplex(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopKSimplex(Hull):
-    """0 ≤ α_j ≤ σ/k with σ = Σ_j α_j ≤ 1; s = α − σ e_y, c = Σ_{j ≠ y} α_j. ``target`` is y, ``[n]``; K classes.
-
-    >>> TopKSimplex(torch.tensor([0]), k=2, K=3).best(torch.tensor([[2.0, 0.5, 1.5]]))
-    Atom(s=tensor([[-0.5000,  0.0000,  0.5000]]), offset=tensor([0.5000]))
-    """
-
-    target: Tensor
-    k: int
-    K: int
-
-    def best(self, v: Tensor) -> Atom:
-        """The k classes with the largest augmented scores, or 0 where their mean margin is not positive."""
-        at = self.target[:, None]
-        top = (v - v.gather(1, at) + 1).scatter(1, at, 0.0).topk(self.k, dim=1, sorted=False)
-        value = top.values.mean(1)
-        share = (value > 0).to(v)[:, None] / self.k
-        y_in_top = (top.indices == at).any(1, keepdim=True)
-        s = torch.zeros_like(v).scatter(1, top.indices, share.expand(-1, self.k))
-        s = s.scatter(1, at, share * (y_in_top.to(v) - self.k))
-        return Atom(s, (share * (self.k - y_in_top.to(v))).squeeze(1), value.clamp(min=0))
-
-    def express(self) -> Polytope:
-        """The top-k simplex."""
-        cp = cvxpy()
-        y = flat(torch.nn.functional.one_hot(self.target, self.K))
-        alpha = cp.Variable(y.shape, nonneg=True)
-        total = cp.sum(alpha, axis=1, keepdims=True) @ (y * 0 + 1)[:1]
-        return Polytope(
-            (alpha - cp.multiply(y, total),),
-            cp.sum(cp.multiply(1 - y, alpha), axis=1),
-            [alpha <= total / self.k, total <= 1],
-        )
-
-
-@dataclass(frozen=True)
 class Rivals(Hull):
-    """s = Σ_k β_k (e_k − e_y), c = Σ_k β_k over 0 ≤ β_k ≤ 1, k ≠ y: the Weston-Watkins hinge of K classes.
+    """s = α − σ e_y, c = Σ_{j ≠ y} α_j with α ≥ 0 and σ = Σ_j α_j, over K classes; ``target`` is y, ``[n]``.
 
+    With ``k``: α_j ≤ σ/k and σ ≤ 1, the top-k hinge. Without: α_j ≤ 1, the hinge of Weston and Watkins.
+
+    >>> Rivals(torch.tensor([0]), 3, k=2).best(torch.tensor([[2.0, 0.5, 1.5]]))
+    Atom(s=tensor([[-0.5000,  0.0000,  0.5000]]), offset=tensor([0.5000]))
     >>> Rivals(torch.tensor([0]), 3).best(torch.tensor([[1.0, 0.5, 2.0]]))
     Atom(s=tensor([[-2.,  1.,  1.]]), offset=tensor([2.]))
     """
 
     target: Tensor
     K: int
+    k: int | None = None
 
     def best(self, v: Tensor) -> Atom:
-        """Every class within the margin."""
+        """Every class within the margin; or the k with the largest margins, where their mean is positive."""
         y = self.target[:, None]
-        margin = (v - v.gather(1, y) + 1).scatter(1, y, 0.0).clamp(min=0)
-        active = (margin > 0).to(v)
-        count = active.sum(1, keepdim=True)
-        return Atom(active.scatter(1, y, -count), count.squeeze(1), margin.sum(1))
+        margin = (v - v.gather(1, y) + 1).scatter(1, y, 0.0)
+        if self.k is None:
+            alpha, value = (margin > 0).to(v), margin.clamp(min=0).sum(1)
+        else:
+            top = margin.topk(self.k, dim=1, sorted=False)
+            value = top.values.mean(1).clamp(min=0)
+            share = (value > 0).to(v)[:, None] / self.k
+            alpha = torch.zeros_like(v).scatter(1, top.indices, share.expand(-1, self.k))
+        own = alpha.gather(1, y)
+        others = alpha.sum(1, keepdim=True) - own
+        return Atom(alpha.scatter(1, y, -others), others.squeeze(1), value)
 
     def express(self) -> Polytope:
-        """The box of the β."""
-        cp = cvxpy()
-        y = flat(torch.nn.functional.one_hot(self.target, self.K))
-        beta = cp.Variable(y.shape, nonneg=True)
-        count = cp.sum(beta, axis=1, keepdims=True) @ (y * 0 + 1)[:1]
-        return Polytope((beta - cp.multiply(y, count),), cp.sum(beta, axis=1), [beta <= 1 - y])
+        """α as the variable."""
+        cp, y = cvxpy(), flat(F.one_hot(self.target, self.K))
+        alpha = cp.Variable(y.shape, nonneg=True)
+        total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, self.K))
+        bounds = [alpha <= 1] if self.k is None else [alpha <= total / self.k, total <= 1]
+        return Polytope((alpha - cp.multiply(y, total),), cp.sum(cp.multiply(1 - y, alpha), axis=1), bounds)
 
 
 @dataclass(frozen=True)
 class EntropySimplex(Hull):
     """s = m α − q, c ≤ m · entropy(α) over α ≥ 0, Σ_k α_k = 1, with q ≥ 0 ``[n, K]`` and m = Σ_k q_k: cross-entropy.
 
-    >>> hull = EntropySimplex(torch.tensor([[1.0, 0.0]]))
-    >>> hull.best(torch.zeros(1, 2))
+    >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).best(torch.zeros(1, 2))
     Atom(s=tensor([[-0.5000,  0.5000]]), offset=tensor([0.6931]))
-    >>> hull.lift(torch.zeros(1, 2))                                  # α = e_y has no entropy
-    tensor([0.])
     """
 
     q: Tensor
@@ -297,7 +307,7 @@ class EntropySimplex(Hull):
     def lift(self, s: Tensor) -> Tensor:
         """m · entropy((s + q)/m)."""
         mass = self.q.sum(1)
-        alpha = ((s + self.q) / torch.where(mass > 0, mass, 1.0)[:, None]).clamp(min=0)
+        alpha = ((s + self.q) / mass.clamp(min=torch.finfo(s.dtype).tiny)[:, None]).clamp(min=0)
         entropy: Tensor = torch.special.entr(alpha).sum(1)
         return mass * entropy
 
@@ -309,35 +319,47 @@ class EntropySimplex(Hull):
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
 
 
-# Outputs, each for itself.
+@dataclass(frozen=True)
+class QuadraticBox(Hull):
+    """low ≤ s ≤ high, c ≤ −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², with low ≤ 0 ≤ high; all of the scores' shape."""
+
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    band: float = 0.0
+    ridge: float = 0.0
+
+    def lift(self, s: Tensor) -> Tensor:
+        """−⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
+        return -self._paid(s, self.center)
+
+    def _paid(self, s: Tensor, x: Tensor) -> Tensor:
+        """⟨s, x⟩ + band ‖s‖₁ + (ridge/2) ‖s‖², ``[n]``."""
+        paid = s * x
+        if self.band:
+            paid = paid + self.band * s.abs()
+        if self.ridge:
+            paid = paid + self.ridge / 2 * s.square()
+        return paid.reshape(len(s), -1).sum(1)
+
+    def express(self) -> Polytope:
+        """s itself as the variable."""
+        cp, low, high, center = cvxpy(), flat(self.low), flat(self.high), flat(self.center)
+        s = cp.Variable(center.shape)
+        paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
+        return Polytope((s,), -cp.sum(paid, axis=1), [s >= low, s <= high] if np.isfinite(high).all() else [])
 
 
 @dataclass(frozen=True)
-class Box(ClosedHull):
-    """low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁, with low ≤ 0 ≤ high; all of the scores' shape.
+class Box(QuadraticBox, ClosedHull):
+    """low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁: a :class:`QuadraticBox` without a ridge.
 
     >>> hull = Box(torch.tensor([-1.0]), torch.tensor([1.0]), center=torch.tensor([2.0]), band=0.5)
     >>> hull.best(torch.tensor([3.0]))
     Atom(s=tensor([1.]), offset=tensor([-2.5000]))
     >>> hull.nearest(torch.tensor([3.0]), torch.tensor(1.0))
     Atom(s=tensor([0.5000]), offset=tensor([-1.2500]))
-    >>> hull.contains(torch.tensor([0.5]), 1e-6), hull.contains(torch.tensor([1.5]), 1e-6)
-    (True, False)
     """
-
-    low: Tensor
-    high: Tensor
-    center: Tensor
-    band: float = 0.0
-
-    def lift(self, s: Tensor) -> Tensor:
-        """−⟨s, center⟩ − band ‖s‖₁."""
-        return -self._paid(s, self.center)
-
-    def _paid(self, s: Tensor, x: Tensor) -> Tensor:
-        """⟨s, x⟩ + band ‖s‖₁, ``[n]``."""
-        paid = s * x + self.band * s.abs() if self.band else s * x
-        return paid.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
         """high above the band, low below it, 0 inside."""
@@ -348,9 +370,7 @@ class Box(ClosedHull):
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The residual v − center, shrunk by the band, divided by h and clipped."""
-        residual = v - self.center
-        shrunk = residual.sign() * (residual.abs() - self.band).clamp(min=0)
-        s = torch.minimum(torch.maximum(shrunk / h, self.low), self.high)
+        s = (F.softshrink(v - self.center, self.band) / h).clamp(self.low, self.high)
         return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
@@ -360,76 +380,20 @@ class Box(ClosedHull):
 
     def contains(self, s: Tensor, slack: float) -> bool:
         """low ≤ s ≤ high."""
-        if s.shape != self.center.shape:
-            return False
-        return bool((s >= self.low - slack).all() and (s <= self.high + slack).all())
-
-    def express(self) -> Polytope:
-        """s = a − b with 0 ≤ a ≤ high and 0 ≤ b ≤ −low; c = −⟨s, center⟩ − band Σ (a + b)."""
-        cp, low, high, center = cvxpy(), flat(self.low), flat(self.high), flat(self.center)
-        if not self.band:
-            s = cp.Variable(center.shape)
-            return Polytope((s,), -cp.sum(cp.multiply(center, s), axis=1), [s >= low, s <= high])
-        a, b = cp.Variable(center.shape, nonneg=True), cp.Variable(center.shape, nonneg=True)
-        offset = -cp.sum(cp.multiply(center, a - b) + self.band * (a + b), axis=1)
-        return Polytope((a - b,), offset, [a <= high, b <= -low])
-
-
-@dataclass(frozen=True)
-class QuadraticBox(Hull):
-    """|s_j| ≤ bound, c ≤ −⟨s, center⟩ − (ridge/2) ‖s‖²: the squared error and Huber's loss.
-
-    >>> QuadraticBox(torch.tensor([1.0]), ridge=1.0, bound=2.0).best(torch.tensor([2.5]))
-    Atom(s=tensor([1.5000]), offset=tensor([-2.6250]))
-    """
-
-    center: Tensor
-    ridge: float
-    bound: float = float("inf")
-
-    def best(self, v: Tensor) -> Atom:
-        """(v − center)/ridge, clipped."""
-        s = ((v - self.center) / self.ridge).clamp(-self.bound, self.bound)
-        return Atom(s, self.lift(s))
-
-    def lift(self, s: Tensor) -> Tensor:
-        """−⟨s, center⟩ − (ridge/2) ‖s‖²."""
-        return -(s * (self.center + self.ridge / 2 * s)).reshape(len(s), -1).sum(1)
-
-    def express(self) -> Polytope:
-        """s itself as the variable."""
-        cp, center = cvxpy(), flat(self.center)
-        s = cp.Variable(center.shape)
-        offset = -cp.sum(cp.multiply(center, s) + self.ridge / 2 * cp.square(s), axis=1)
-        return Polytope((s,), offset, [cp.abs(s) <= self.bound] if self.bound < float("inf") else [])
+        return s.shape == self.center.shape and bool(((s >= self.low - slack) & (s <= self.high + slack)).all())
 
 
 @dataclass(frozen=True)
 class EntropyBox(Hull):
-    """s = (a + b) α − a, c ≤ Σ_j (a_j + b_j) · entropy of (α_j, 1 − α_j) over 0 ≤ α ≤ 1; a, b ≥ 0 of the scores' shape.
-
-    >>> hull = EntropyBox(torch.tensor([[1.0]]), torch.tensor([[0.0]]))
-    >>> hull.best(torch.zeros(1, 1))
-    Atom(s=tensor([[-0.5000]]), offset=tensor([0.6931]))
-    """
+    """s = m α − a, c ≤ Σ_j m_j · entropy of (α_j, 1 − α_j) over 0 ≤ α ≤ 1, m = a + b; a, b ≥ 0 of the scores' shape."""
 
     a: Tensor
     b: Tensor
 
-    def best(self, v: Tensor) -> Atom:
-        """α = σ(v)."""
-        alpha, rest = v.sigmoid(), (-v).sigmoid()  # 1 − α would lose digits
-        return Atom(self.b * alpha - self.a * rest, self._entropy(alpha, rest))
-
-    def _entropy(self, alpha: Tensor, rest: Tensor) -> Tensor:
-        entropy: Tensor = (self.a + self.b) * (torch.special.entr(alpha) + torch.special.entr(rest))
-        return entropy.reshape(len(entropy), -1).sum(1)
-
     def lift(self, s: Tensor) -> Tensor:
-        """The entropy of (s + a)/(a + b)."""
-        mass = self.a + self.b
-        scale = torch.where(mass > 0, mass, 1.0)
-        return self._entropy(((s + self.a) / scale).clamp(0, 1), ((self.b - s) / scale).clamp(0, 1))
+        """For each output that of two classes, with q = (a, b)."""
+        q, both = (torch.stack(pair, -1).reshape(-1, 2) for pair in ((self.a, self.b), (s, -s)))
+        return EntropySimplex(q).lift(both).reshape(len(s), -1).sum(1)
 
     def express(self) -> Polytope:
         """α as the variable, by exponential cones."""
@@ -437,9 +401,6 @@ class EntropyBox(Hull):
         alpha = cp.Variable(a.shape)
         offset = cp.sum(cp.multiply(mass, cp.entr(alpha) + cp.entr(1 - alpha)), axis=1)
         return Polytope((cp.multiply(mass, alpha) - a,), offset, [alpha >= 0, alpha <= 1])
-
-
-# Structures.
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from proxsvm.losses._regression import RegressionLoss
+from proxsvm.losses._targets import RegressionLoss
 from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Box
 
@@ -22,16 +20,14 @@ class L1Regression(RegressionLoss, PiecewiseLinearLoss):
     tensor(3.)
     """
 
+    options = ("epsilon",)
+
     def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        if not 0 <= epsilon < math.inf:
+        if not 0 <= epsilon < float("inf"):
             raise ValueError(f"epsilon is {epsilon}; expected a band of a finite width, 0 or more")
         self.epsilon = epsilon
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:
         """The box −1 ≤ s ≤ 1 with the band."""
         return Box(-torch.ones_like(scores), torch.ones_like(scores), target, self.epsilon)
-
-    def extra_repr(self) -> str:
-        """With ε."""
-        return f"epsilon={self.epsilon}, {super().extra_repr()}"

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses._targets import binary_target
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, require
+from proxsvm.losses._targets import BinaryLoss
+from proxsvm.losses.base import Atom
 
 
-class LovaszHinge(PiecewiseLinearLoss):
+class LovaszHinge(BinaryLoss):
     """ℓ(u; y) = Σ_i g_i max(0, e_i), the Lovász extension of 1 − IoU at the margins' errors e_i = 1 − (2y_i − 1) u_i.
 
         g_π(i) = Δ(π(1) … π(i)) − Δ(π(1) … π(i − 1)),       Δ(M) = |M| / |{y = 1} ∪ M|
@@ -26,8 +26,8 @@ class LovaszHinge(PiecewiseLinearLoss):
     Args:
         per_image: True: every image is a sample, and the loss the mean over images. False: the pixels of the whole
             batch form one sample, which is less noisy where the object is missing from many images.
-        ignore_index: the label of pixels to leave out. The loss of an image that has no others is 0.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        options: ``ignore_index``, the label of pixels to leave out (an image without others has the loss 0), and
+            ``reduction``, as in torch.
 
     >>> logits = torch.tensor([[[3.0, -2.0], [0.5, -3.0]]])          # [n, H, W]
     >>> mask = torch.tensor([[[1, 0], [0, 0]]])
@@ -37,27 +37,17 @@ class LovaszHinge(PiecewiseLinearLoss):
     tensor(0.)
     """
 
-    def __init__(self, *, per_image: bool = True, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
-        self.per_image, self.ignore_index = per_image, ignore_index
+    options = ("per_image", *BinaryLoss.options)
+
+    def __init__(self, *, per_image: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.per_image = per_image
 
     def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Check everything; scores and labels become ``[n, P]``, or ``[1, n · P]``, with a score of 0 where ignored."""
-        scores, target = super().prepare(scores, target)
-        name = type(self).__name__
-        y = binary_target(name, target)
-        if target.shape != scores.shape:
-            raise ValueError(
-                f"{name} got a target of shape {tuple(target.shape)}; expected that of the scores, "
-                f"{tuple(scores.shape)}: one logit per pixel (scores.squeeze(1) for one channel)"
-            )
+        """As for every binary loss; scores and labels become ``[n, P]``, or ``[1, n · P]``."""
+        scores, y = super().prepare(scores, target)
         n = len(scores) if self.per_image else 1
-        valid = y != self.ignore_index
-        require(
-            (y == 0) | (y == 1) | ~valid,
-            f"{name} got a label that is not 0, 1 or ignore_index = {self.ignore_index}",
-        )
-        return torch.where(valid, scores, 0.0).reshape(n, -1), y.reshape(n, -1)
+        return scores.reshape(n, -1), y.reshape(n, -1)
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
         """Sort the errors, and take the discrete derivative of Δ along that order where the error is positive."""
@@ -75,7 +65,3 @@ class LovaszHinge(PiecewiseLinearLoss):
         g = torch.where(positive == 1, 1 / union, negative) * (error > 0)
         s = torch.zeros_like(scores).scatter_(1, order, -sign.gather(1, order) * g)
         return Atom(s, g.sum(1))
-
-    def extra_repr(self) -> str:
-        """With the options."""
-        return f"per_image={self.per_image}, ignore_index={self.ignore_index}, {super().extra_repr()}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from proxsvm._scores import known
 from proxsvm.losses._classes import ClassLoss, as_cost
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss
 from proxsvm.losses.hulls import Simplex, one_hot, rival
 
 
@@ -21,58 +23,39 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
             if None.
         smooth: train with the direction of the cross-entropy, s = softmax(u) − e_y, for every sample where that
             can raise the dual (⟨s, u⟩ + c > 0), and with the hinge's own atom for the others (appendix A.6).
-        weight: ``[K]``, how much a sample of each class counts; the mean is the weighted mean, as in torch.
-        ignore_index: samples of this class do not count.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
+        options: ``weight``, ``ignore_index`` and ``reduction``, as in ``torch.nn.CrossEntropyLoss``.
 
     >>> MultiClassHinge()(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]))
     tensor(0.5000)
     """
 
+    options = ("cost", *ClassLoss.options)
     cost: Tensor | None
 
-    def __init__(
-        self,
-        cost: Tensor | None = None,
-        *,
-        smooth: bool = False,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-    ) -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
+    def __init__(self, cost: Tensor | None = None, *, smooth: bool = False, **options: Any) -> None:
+        super().__init__(**options)
         self.register_buffer("cost", None if cost is None else as_cost(cost))
         self.smooth = smooth
 
-    def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every loss over classes; a cost matrix must have the scores' K."""
-        scores, target = super().prepare(scores, target)
-        if self.cost is not None and len(self.cost) != scores.shape[1]:
-            raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
-        return scores, target
-
     def _costs(self, scores: Tensor, y: Tensor) -> Tensor | None:
         """Δ(k, y_i) for each sample and class, ``[n, K]``; None for 1 at all k ≠ y."""
-        return None if self.cost is None else self.cost.to(scores).T[y]
+        if self.cost is None:
+            return None
+        if len(self.cost) != scores.shape[1]:
+            raise ValueError(f"cost is for {len(self.cost)} classes, but the scores have {scores.shape[1]}")
+        return self.cost.to(scores).T[y]
 
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
-        """In a handful of operations that autograd differentiates; those of a subclass by its atoms."""
-        if type(self) is not MultiClassHinge:
-            return super().values(scores, target)
+        """In a handful of operations that autograd differentiates."""
         y = self.classes(scores, target)
         if not self.smooth:
             return rival(scores, y, self._costs(scores, y))[1].relu(), None
         u = self.expand(scores, target)
         soft = self.smoothed(u, y).value_at(u)
         hard = soft.detach() <= 0
-        some = known(hard.any())
-        if some is False:
+        if known(hard.any()) is False:
             return soft, None
-        if some is None:
-            return torch.where(hard, rival(u, y, self._costs(u, y))[1].relu(), soft), None
-        rows = hard.nonzero().squeeze(1)
-        u, y = u[rows], y[rows]
-        return soft.index_copy(0, rows, rival(u, y, self._costs(u, y))[1].relu()), None
+        return torch.where(hard, rival(u, y, self._costs(u, y))[1].relu(), soft), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proxsvm.losses._regression import RegressionLoss
+from proxsvm.losses._targets import RegressionLoss
 from proxsvm.losses.base import PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Box
 
@@ -25,6 +25,8 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
     tensor(0.5000)
     """
 
+    options = ("tau",)
+
     def __init__(self, tau: float | Sequence[float], *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         levels = torch.as_tensor(tau, dtype=torch.float64)
@@ -36,22 +38,15 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         """As for every regression; the target is repeated for each level."""
         if isinstance(self.tau, list) and isinstance(scores, Tensor) and isinstance(target, Tensor):
             if scores.dim() < 2 or scores.shape[-1] != len(self.tau):
-                raise ValueError(
-                    f"QuantileRegression with {len(self.tau)} levels got scores of shape {tuple(scores.shape)}; "
-                    f"expected [n, ..., {len(self.tau)}]"
-                )
+                given = f"QuantileRegression with {len(self.tau)} levels got scores of shape {tuple(scores.shape)}"
+                raise ValueError(f"{given}; expected [n, ..., {len(self.tau)}]")
             if target.shape == scores.shape[:-1]:
                 target = target[..., None].expand(scores.shape)
         return super().prepare(scores, target)
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:
         """The box −τ ≤ s ≤ 1 − τ."""
-        if isinstance(self.tau, float):
-            tau = torch.full_like(scores, self.tau)
-        else:  # filled on the device: copying them there would synchronise
-            tau = torch.stack([scores.new_full((), level) for level in self.tau]).expand(scores.shape)
+        levels = self.tau if isinstance(self.tau, list) else [self.tau]
+        # Filled on the device: copying them there would synchronise.
+        tau = torch.stack([scores.new_full((), level) for level in levels]).expand(scores.shape)
         return Box(-tau, 1 - tau, target)
-
-    def extra_repr(self) -> str:
-        """With τ."""
-        return f"tau={self.tau}, {super().extra_repr()}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm._scores import inner
-from proxsvm.losses.base import Atom, ConvexLoss, Reduction, like, parts
+from proxsvm.losses.base import Atom, ConvexLoss, Reduction, detached, like, parts
 
 
 class SmoothLoss(ConvexLoss):
@@ -20,10 +19,6 @@ class SmoothLoss(ConvexLoss):
     :meth:`formula` in a subclass. A subclass that knows −ℓ*(s) may give it as a :meth:`hull`, for ``ExactQP``.
 
     The gradient is f's own, and may be differentiated again.
-
-    Args:
-        f: the formula, in operations that autograd supports.
-        reduction: as in torch, see :class:`~proxsvm.losses.ConvexLoss`.
 
     >>> log_cosh = SmoothLoss(lambda u, y: (u - y).cosh().log())
     >>> log_cosh(torch.tensor([0.0, 1.0]), torch.zeros(2))
@@ -41,17 +36,14 @@ class SmoothLoss(ConvexLoss):
         return self.f(scores, target)
 
     def oracle(self, scores: Any, target: Any) -> Atom:
-        """The tangent plane at u, from the hull or from autograd. Its value is the formula's, which does not cancel."""
-        hull = self.hull(scores, target)
-        atom = None if hull is None else hull.best(scores)
-        if atom is not None:
-            return replace(atom, value=self._values(scores, target))
+        """The tangent plane at u, by autograd; c is −ℓ*(s) where the hull knows it, because f(u) − ⟨s, u⟩ cancels."""
         u = tuple(x.detach().requires_grad_() for x in parts(scores))
         with torch.enable_grad():
             each = self._values(like(scores, u), target)
-            s = torch.autograd.grad(each.sum(), u)
-        value = each.detach()
-        return Atom(like(scores, s), value - inner(s, tuple(x.detach() for x in u)), value)
+            s = like(scores, torch.autograd.grad(each.sum(), u))
+        value, hull = each.detach(), self.hull(detached(scores), target)
+        offset = None if hull is None else hull.lift(s)
+        return Atom(s, value - inner(s, detached(scores)) if offset is None else offset, value)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
         """f(u_i, y_i), differentiated by autograd."""
@@ -59,9 +51,8 @@ class SmoothLoss(ConvexLoss):
 
     def _values(self, scores: Any, target: Any) -> Tensor:
         first = parts(scores)[0]
-        each, n = self.formula(scores, target).to(first.dtype), len(first)
-        if tuple(each.shape) != (n,):
-            raise ValueError(
-                f"{type(self).__name__} computed values of shape {tuple(each.shape)}; expected one per sample, ({n},)"
-            )
+        each = self.formula(scores, target).to(first.dtype)
+        if each.shape != first.shape[:1]:
+            given = f"{type(self).__name__} computed values of shape {tuple(each.shape)}"
+            raise ValueError(f"{given}; expected one per sample, ({len(first)},)")
         return each

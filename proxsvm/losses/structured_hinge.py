@@ -98,11 +98,17 @@ class StructuredHinge(PiecewiseLinearLoss):
         return like(cost, tuple(c if c is None else c / size.reshape(-1, *[1] * (c.dim() - 1)) for c in parts(cost)))
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
-        """The recursion itself, differentiated by autograd; by the atom where there is none, or if smoothed."""
-        if self.structure is None or self.smooth or not self.exact:
+        """The recursion itself, differentiated by autograd; by the atom where there is none."""
+        if self.structure is None or not self.exact:
             return super().values(scores, target)
-        augmented = add(scores, self._part_costs(target, scores))
-        return self.structure.excess(augmented, target, maximum), None
+        structure, cost = self.structure, self._part_costs(target, scores)
+        hinge = structure.excess(add(scores, cost), target, maximum)
+        if not self.smooth:
+            return hinge, None
+        likelihood = structure.excess(scores, target, log_sum_exp)  # its gradient is s = μ − φ(y)
+        soft = structure.expected(scores, target, cost)
+        each = torch.where(soft > 0, soft + (likelihood - likelihood.detach()), hinge)
+        return torch.where(hinge.isfinite(), each, hinge), None
 
     def smoothed(self, scores: Any, target: Any) -> Atom:
         """s = μ − φ(y), with the expected Δ: the gradient of the likelihood."""
@@ -148,9 +154,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         """
         if self.structure is not None:
             u, y = self.structure.prepare(type(self).__name__, scores, target, **given)
-            u = self.expand(u, y)
-            best = self.structure.best(u if target is None else add(u, self._part_costs(y, u)), y)
-            return self.structure.labels(best, y)
+            return self.structure.decode(u if target is None else add(u, self._part_costs(y, u)), y)
         listed = self.labellings(scores, target)
         if listed is None:
             raise NotImplementedError(f"{type(self).__name__} must define decode(scores, target) or labellings(...)")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from proxsvm.losses.base import Reduction
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.structures import Tree
 
@@ -26,12 +27,5 @@ class TreeHinge(StructuredHinge):
     tensor(3.)
     """
 
-    def __init__(
-        self,
-        cost: Tensor | None = None,
-        *,
-        normalize: bool = False,
-        smooth: bool = False,
-        reduction: Reduction = "mean",
-    ) -> None:
-        super().__init__(Tree(), cost=cost, normalize=normalize, smooth=smooth, reduction=reduction)
+    def __init__(self, cost: Tensor | None = None, **options: Any) -> None:
+        super().__init__(Tree(), cost=cost, **options)

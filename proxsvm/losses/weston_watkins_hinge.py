@@ -5,16 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses.base import PiecewiseLinearLoss
-from proxsvm.losses.hulls import Rivals
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss
 
 
 class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
-    """ℓ(u; y) = Σ_{k ≠ y} max(0, 1 + u_k − u_y).
+    """ℓ(u; y) = Σ_{k ≠ y} max(0, 1 + u_k − u_y): K times ``torch.nn.MultiMarginLoss``.
 
     Atoms: s = Σ_{k in A} (e_k − e_y), c = |A|, for every set A of wrong classes. Scores ``[n, K]``, target ``[n]``.
-    It is K times ``torch.nn.MultiMarginLoss``, which divides by the number of classes.
-
     Options ``weight``, ``ignore_index`` and ``reduction`` as in :class:`~proxsvm.losses.MultiClassHinge`.
 
     Reference: Weston and Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999.
@@ -24,6 +21,10 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
     tensor(2.5000)
     """
 
-    def hull(self, scores: Tensor, target: Tensor) -> Rivals:
-        """The box of the wrong classes."""
-        return Rivals(self.classes(scores, target), scores.shape[1])
+    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
+        """Every class within the margin."""
+        y = self.classes(scores, target)[:, None]
+        margin = (scores - scores.gather(1, y) + 1).scatter(1, y, 0.0).clamp(min=0)
+        active = (margin > 0).to(scores)
+        count = active.sum(1, keepdim=True)
+        return Atom(active.scatter(1, y, -count), count.squeeze(1), margin.sum(1))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._scores import FORBIDDEN, Scores, inner, like, parts
+from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
 
 Reduce: TypeAlias = "Callable[[Tensor, int], Tensor]"
 
@@ -63,8 +63,7 @@ class Structure:
 
         Without a target (None), ``given`` says what the sample is: its lengths, its tree.
         """
-        scores = like(scores, tuple(u.clamp(min=FORBIDDEN) for u in parts(scores)))
-        return scores, target
+        return like(scores, tuple(widened(u).clamp(min=FORBIDDEN) for u in parts(scores))), target
 
     def expand(self, scores: Any, target: Any) -> Any:
         """Prepared scores with one entry per sample and part; the identity unless samples share scores."""
@@ -123,6 +122,31 @@ class Structure:
         scores = self.expand(scores, target)
         truth = inner(self.features(target, scores), scores)
         return scores, torch.where(truth <= FORBIDDEN / 2, -torch.inf, truth)
+
+    def expected(self, scores: Any, target: Any, cost: Any) -> Tensor:
+        """The mean of score(ȳ) + Δ(ȳ, y) − score(y) under p(ȳ) ∝ exp score(ȳ), ``[n]``, without the marginals.
+
+        It is a directional derivative of log Z: d/dε at 0 of log Z(u + ε (u + cost)), for one ε per sample.
+        """
+        at, _ = self.relative(detached(scores), target)
+        toward, truth = self.relative(add(detached(scores), cost), target)
+        zero = parts(at)[0].new_zeros(len(parts(at)[0]))
+        mean: Tensor = gradient(lambda e: self.total(self.moved(at, toward, e), target, log_sum_exp), zero)
+        return mean - truth
+
+    def moved(self, scores: Any, toward: Any, step: Tensor) -> Any:
+        """scores + step · toward, with one step per sample, ``[n]``."""
+        return like(
+            scores,
+            tuple(
+                u + step.reshape(-1, *[1] * (u.dim() - 1)) * d
+                for u, d in zip(parts(scores), parts(toward), strict=True)
+            ),
+        )
+
+    def decode(self, scores: Any, target: Any) -> Any:
+        """The best labelling of prepared scores, in the form in which users get it."""
+        return self.labels(self.best(self.expand(scores, target), target), target)
 
     def excess(self, scores: Any, target: Any, reduce: Reduce) -> Tensor:
         """⊕ over all ȳ of score(ȳ) − score(y), ``[n]``, differentiable; +inf where y is forbidden."""

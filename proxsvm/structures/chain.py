@@ -74,7 +74,7 @@ class Chain(Forest):
         """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k])."""
         unary, pairwise = scores
         first, *others = unary.unbind(1)
-        tables = [pairwise] * len(others) if pairwise.dim() == 2 else pairwise.unbind(1)
+        tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * len(others)
         alpha = first
         for t, (u, table) in enumerate(zip(others, tables, strict=True), start=1):
             moved = reduce(alpha[:, :, None] + table, 1) + u

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, known, require, widened
-from proxsvm.structures.base import Structure
+from proxsvm.structures.base import Structure, gradient, maximum
 
 
 class Labelling(NamedTuple):
@@ -97,6 +97,17 @@ class Forest(Structure):
             pairwise = target.real(pairwise, target.edges)
         forbidden = ((at_node <= FORBIDDEN / 2) | (at_edge <= FORBIDDEN / 2)).flatten(1).any(1)
         return (unary - at_node - at_edge, pairwise), torch.where(forbidden, -torch.inf, at_node.new_zeros(()))
+
+    def moved(self, scores: Any, toward: Any, step: Tensor) -> tuple[Tensor, Tensor]:
+        """As for every structure; pairwise scores that samples share become ``[B, K, K]``."""
+        (unary, pairwise), (d, e) = scores, toward
+        size = step.reshape(-1, *[1] * max(2, pairwise.dim() - 1))
+        return unary + step[:, None, None] * d, pairwise + size * e
+
+    def decode(self, scores: Any, target: Labelling) -> Tensor:
+        """From the gradient in the unary scores alone."""
+        unary, pairwise = scores
+        return self.labels((gradient(lambda u: self.total((u, pairwise.detach()), target, maximum), unary),), target)
 
     def labels(self, phi: Any, target: Labelling) -> Tensor:
         """The labels ``[B, V]``, 0 on padding."""

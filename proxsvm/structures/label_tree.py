@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import require, widened
+from proxsvm._scores import binary_target, require, widened
 from proxsvm.structures.forest import Labelling
 from proxsvm.structures.tree import Tree
 
@@ -60,16 +60,8 @@ def check_label_scores(name: str, u: Any) -> Tensor:
 
 def binary(name: str, u: Tensor, target: Any) -> Tensor:
     """A target of 0 and 1 of the scores' shape, as integers."""
-    if not isinstance(target, Tensor):
-        raise TypeError(
-            f"{name} got a target that is a {type(target).__name__}; expected a tensor of 0 and 1: "
-            "torch.as_tensor(target)"
-        )
-    if target.is_floating_point():
-        raise TypeError(
-            f"{name} got a target of {target.dtype}, which is neither integer nor bool; expected 0 and 1: target.long()"
-        )
-    if target.shape != u.shape:
-        raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(u.shape)}")
-    require((target == 0) | (target == 1), f"{name} got a target that is not 0 or 1")
-    return target.long()
+    y = binary_target(name, target)
+    if y.shape != u.shape:
+        raise ValueError(f"{name} got a target of shape {tuple(y.shape)}; expected {tuple(u.shape)}")
+    require((y == 0) | (y == 1), f"{name} got a target that is not 0 or 1")
+    return y

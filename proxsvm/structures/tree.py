@@ -70,7 +70,7 @@ class Tree(Forest):
         unary, pairwise = scores
         assert target.edges is not None
         V, K = unary.shape[1:]
-        tables = [pairwise] * (V - 1) if pairwise.dim() == 2 else pairwise.unbind(1)
+        tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
         belief, real = list(unary.unbind(1)), target.edges.unbind(1)
         received = torch.zeros_like(unary)  # the messages of each node's children
         for e in reversed(range(V - 1)):

@@ -36,7 +36,9 @@ def hinge_objective(w, b, X, y, C):
     return (np.sum(w**2) + np.sum(b**2)) / 2 + C * loss.sum()
 
 
-@pytest.mark.parametrize("estimator", [LinearSVM(), LinearSVR()], ids=["LinearSVM", "LinearSVR"])
+@pytest.mark.parametrize(
+    "estimator", [LinearSVM(), LinearSVM(loss="log_loss"), LinearSVM(loss="squared_hinge"), LinearSVR()]
+)
 def test_check_estimator(estimator):
     """Each of scikit-learn's checks; those that need pandas or the array API say so by skipping."""
     ran = 0

@@ -139,6 +139,8 @@ OPTIONS = [
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_whatever_happens_the_numbers_are_those_of_torchs_kernels(event, options, fused):
+    if fused and event == "other strides":
+        pytest.skip("the state keeps its memory order: only fused=None goes on, by torch's operations")
     lives = [Life(False, **options), Life(fused, **options)]
     for life in lives:
         EVENTS[event](life)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import (
     AveragePrecisionHinge,
     ChainCRF,
@@ -26,7 +26,6 @@ from proxsvm.losses import (
     WestonWatkinsHinge,
 )
 from proxsvm.losses.base import like, parts
-from proxsvm.solvers import SingleStepFW
 from tests.cases import K, class_weights, cost_matrix
 
 N, T, FAR = 24, 6, 1e4
@@ -97,23 +96,6 @@ def test_the_value_of_float32_scores_is_that_of_float64(loss, draw, seed):
 
 
 @each_case
-def test_the_value_of_every_sample_is(loss, draw):
-    scores, target = draw()
-    exact = [float(loss(*one)) for one in samples(double(scores), double(target))]
-    for one, expected in zip(samples(scores, target), exact, strict=True):
-        assert float(loss(*one)) == pytest.approx(expected, rel=2e-6, abs=2e-6)
-
-
-def samples(scores: Any, target: Any) -> list[tuple[Any, Any]]:
-    """The batch, sample by sample; what all of them share stays as it is."""
-
-    def pick(x: Any, i: int) -> Any:
-        return like(x, tuple(u[i : i + 1] if len(u) == N else u for u in parts(x)))
-
-    return [(pick(scores, i), pick(target, i)) for i in range(N)]
-
-
-@each_case
 def test_a_problem_knows_its_first_dual_as_exactly(loss, draw):
     scores, target = draw()
     w = tuple(u.clone().requires_grad_() for u in parts(scores))
@@ -122,21 +104,3 @@ def test_a_problem_knows_its_first_dual_as_exactly(loss, draw):
     assert float(problem.first().lam) == pytest.approx(exact, rel=1e-6)
     if not loss.smooth:
         assert float(problem.primal(problem.start())) == pytest.approx(exact, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "outputs", "draw"),
-    [
-        (WestonWatkinsHinge(), nn.MultiMarginLoss(), K, classes),
-        (L1Regression(), nn.L1Loss(), K, reals),
-        (CrossEntropy(), nn.CrossEntropyLoss(), 1, classes),
-    ],
-    ids=["weston-watkins", "l1", "cross-entropy"],
-)
-def test_the_value_that_a_step_records_is_torchs(ours, theirs, outputs, draw):
-    u, y = draw()
-    expected = outputs * float(theirs(u.double(), double(y)))
-    w = nn.Parameter(u)
-    optimizer = ProxOptimizer(ours, SingleStepFW(), [w], lr=0.1)
-    ours(w, y).backward()
-    assert float(optimizer.step()) == pytest.approx(expected, rel=1e-6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import LovaszHinge
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import check_loss, verify
@@ -78,21 +78,6 @@ def test_it_is_a_support_function_and_can_be_verified(per_image):
         assert verify(problem, solver).ok
 
 
-def test_it_trains():
-    model, x = torch.nn.Conv2d(1, 1, 3, padding=1), torch.randn(4, 1, 6, 6)
-    y = (torch.nn.functional.avg_pool2d(x, 3, 1, 1) > 0.1).long()[:, 0]
-    loss = LovaszHinge()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=1.0, momentum=0.9)
-    values = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        value = loss(model(x)[:, 0], y)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < values[0] / 3
-
-
 U, Y = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.long)
 
 
@@ -113,3 +98,11 @@ def test_bad_input_is_refused(scores, target, message):
 def test_scores_that_are_not_finite_make_the_loss_so():
     for bad in (torch.nan, torch.inf):
         assert not LovaszHinge()(U.index_fill(1, torch.tensor([1]), bad), Y.bool()).isfinite()
+
+
+@pytest.mark.parametrize("rare", [0.5, 1e-3])
+def test_the_increments_of_a_large_image_do_not_cancel_in_float32(rare):
+    """Differences of Δ would: their relative error was 0.5 % at this size, and 31 % at 16 million pixels."""
+    u, y = torch.randn(1, 2**18).float(), (torch.rand(1, 2**18) < rare).long()
+    found, exact = (LovaszHinge().oracle(v, y).s for v in (u, u.double()))
+    assert (found - exact).abs().sum() <= 1e-5 * exact.abs().sum()  # errors that tie in float32 may be swapped

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import ChainHinge, GridHinge, MultiLabelHinge, TreeHinge
@@ -20,49 +16,6 @@ from tests.cases import MODELS, each_loss, expanded, setting
 B, T, K = 3, 4, 3
 CHAIN = torch.arange(-1, T - 1).expand(B, T)
 STAR = torch.tensor([-1, 0, 0, 0]).expand(B, T)
-
-
-def draw(seed: int, rate: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores with −inf at about ``rate`` of the labels and transitions; one label per sample is always allowed."""
-    torch.manual_seed(seed)
-    labels = torch.randint(K, (B, 1)).repeat(1, T)
-    unary, pairwise = torch.randn(B, T, K), torch.randn(K, K)
-    unary = unary.masked_fill(torch.rand(B, T, K) < rate, -torch.inf)
-    pairwise = pairwise.masked_fill(torch.rand(K, K) < rate, -torch.inf).fill_diagonal_(0)
-    return unary.scatter(2, labels[..., None], torch.randn(B, T, 1)), pairwise, labels
-
-
-def enumerated(unary: Tensor, pairwise: Tensor, parents: list[int]) -> tuple[Tensor, Tensor]:
-    every = torch.tensor(list(itertools.product(range(K), repeat=len(parents))))
-    total = torch.zeros(len(every))
-    for v, parent in enumerate(parents):
-        total = total + unary[v, every[:, v]]
-        if parent >= 0:
-            total = total + pairwise[v, every[:, parent], every[:, v]]
-    return every, total
-
-
-@settings(max_examples=100)
-@given(seed=st.integers(0, 10**6), smooth=st.booleans(), star=st.booleans(), rate=st.sampled_from([0.1, 0.4, 0.8]))
-def test_what_is_forbidden_is_never_chosen(seed, smooth, star, rate):
-    unary, pairwise, labels = (x.requires_grad_(x.is_floating_point()) for x in draw(seed, rate))
-    parents = STAR if star else CHAIN
-    loss = (TreeHinge if star else ChainHinge)(smooth=smooth, reduction="none")
-    target = (labels, parents) if star else labels
-    value = loss((unary, pairwise), target)
-    gradients = torch.autograd.grad(value.sum(), (unary, pairwise))
-    predicted = loss.decode((unary, pairwise), **({"parents": parents} if star else {}))
-    for g, u in zip(gradients, (unary, pairwise), strict=True):
-        assert g.isfinite().all()
-        assert not g[u == -torch.inf].any()
-    assert value.isfinite().all()
-    for i in range(B):
-        every, score = enumerated(unary[i].detach(), pairwise.detach().expand(T, K, K), parents[i].tolist())
-        truth = score[every.eq(labels[i]).all(1)]
-        if not smooth:
-            best = (score + (every != labels[i]).sum(1)).max() - truth
-            assert value[i].item() == pytest.approx(float(best), abs=1e-9)
-        assert score[every.eq(predicted[i]).all(1)] == pytest.approx(float(score.max()))
 
 
 @pytest.mark.parametrize("where", ["unary", "pairwise", "start", "end"])
@@ -158,65 +111,6 @@ def test_scores_that_are_not_finite_skip_the_step(case, bad):
 def test_everything_at_minus_infinity_skips_the_step():
     for loss, scores, target in (CASES[name] for name in ("chain", "chain-smooth", "tree", "grid")):
         assert not loss(tuple(u - torch.inf for u in scores), target).isfinite()
-
-
-@settings(max_examples=100)
-@given(seed=st.integers(0, 10**6), own=st.booleans(), ends=st.booleans(), smooth=st.booleans())
-def test_a_mask_leaves_the_chain_of_the_others(seed, own, ends, smooth):
-    torch.manual_seed(seed)
-    unary, pairwise = torch.randn(B, T, K), torch.randn(B, T - 1, K, K) if own else torch.randn(K, K)
-    start, end = (torch.randn(B, K), torch.randn(B, K)) if ends else (None, None)
-    labels, mask = torch.randint(K, (B, T)), torch.rand(B, T) < 0.6
-    mask[torch.arange(B), torch.randint(T, (B,))] = True
-    unary = torch.where(mask[..., None], unary, torch.nan).requires_grad_()
-    loss = ChainHinge(smooth=smooth, normalize=True, reduction="none")
-    scores = (unary, pairwise, start, end)
-    value, predicted = loss(scores, (labels.where(mask, -100), mask)), loss.decode(scores, lengths=mask)
-    assert not predicted[~mask].any()
-    (gradient,) = torch.autograd.grad(value.sum(), unary)
-    assert not gradient[~mask].any()
-    for i in range(B):
-        at = mask[i].nonzero()[:, 0]
-        one = [unary[i, at][None], pairwise[i, at[1:] - 1][None] if own else pairwise]
-        one += [start[i], end[i]] if ends else []
-        assert value[i].item() == pytest.approx(loss(tuple(one), labels[i, at][None]).item())
-        assert torch.equal(predicted[i, at], loss.decode(tuple(one))[0])
-
-
-@settings(max_examples=100)
-@given(seed=st.integers(0, 10**6))
-def test_a_mask_leaves_the_tree_of_the_others(seed):
-    torch.manual_seed(seed)
-    V = 6
-    parents = torch.stack([torch.tensor([-1, *(int(torch.randint(v, ())) for v in range(1, V))]) for _ in range(B)])
-    unary, pairwise, labels = torch.randn(B, V, K), torch.randn(B, V, K, K), torch.randint(K, (B, V))
-    mask = torch.rand(B, V) < 0.6
-    mask[torch.arange(B), torch.randint(V, (B,))] = True
-    loss = TreeHinge(reduction="none")
-    value = loss((unary, pairwise), (labels, parents, mask))
-    for i in range(B):
-        at = mask[i].nonzero()[:, 0].tolist()
-        shorter = []
-        for v in at:
-            above = int(parents[i, v])
-            while above >= 0 and not mask[i, above]:
-                above = int(parents[i, above])
-            shorter.append(at.index(above) if above >= 0 else -1)
-        one = loss((unary[i, at][None], pairwise[i, at][None]), (labels[i, at][None], torch.tensor([shorter])))
-        assert value[i].item() == pytest.approx(one.item())
-
-
-def test_a_masked_chain_is_a_masked_tree():
-    unary, own, labels = torch.randn(B, T, K), torch.randn(B, T, K, K), torch.randint(K, (B, T))
-    mask = torch.tensor([[False, True, False, True], [True, False, False, True], [False, False, True, False]])
-    chain = ChainHinge(reduction="none")((unary, own[:, 1:]), (labels, mask))
-    torch.testing.assert_close(chain, TreeHinge(reduction="none")((unary, own), (labels, CHAIN, mask)))
-
-
-def test_a_cycle_behind_the_mask_is_refused():
-    mask, parents = torch.tensor([[True, False, False, True]]), torch.tensor([[-1, 2, 1, 1]])
-    with pytest.raises(ValueError, match="cycle"):
-        TreeHinge()((torch.zeros(1, 4, 2), torch.zeros(2, 2)), (torch.zeros(1, 4, dtype=torch.long), parents, mask))
 
 
 def test_a_normalised_cost_keeps_its_digits():

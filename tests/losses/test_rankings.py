@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import AveragePrecisionHinge
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import check_loss, verify
@@ -76,21 +76,6 @@ def test_it_is_a_support_function_and_can_be_verified():
     assert problem.gap(ExactQP().solve(problem)) == pytest.approx(0, abs=1e-6)
     for solver in (SingleStepFW(), MultiStepFW(50)):
         assert verify(problem, solver).ok
-
-
-def test_it_trains_a_ranking():
-    x, w = torch.randn(8, 20, 5), torch.randn(5)
-    y = (x @ w > 1).long()
-    model, loss = torch.nn.Linear(5, 1), AveragePrecisionHinge()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=1.0, momentum=0.9)
-    values = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        value = loss(model(x)[..., 0], y)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < values[0] / 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxsvm.metrics._geometry import Geometry
 from scipy import sparse
 
 from proxsvm import ProxProblem
@@ -24,7 +23,7 @@ from proxsvm.losses import (
     TopKHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.metrics import Metric
+from proxsvm.metrics import FixedMetric
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
 from proxsvm.solvers._block.rows import MANY_ROWS, shuffled
 from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
@@ -214,19 +213,17 @@ def test_indices_that_change_after_the_problem_was_made_do_not_matter():
 
 
 def test_features_in_another_metric_are_refused():
-    class Double(Metric):
+    class Double(FixedMetric):
         """M = 2 on the first class, 1 on the others."""
 
-        def times(self, cell, x):
+        def times(self, x):
             return [torch.cat([2 * t[:1], t[1:]]) for t in x]
 
-        def solve(self, cell, x):
+        def solve(self, x):
             return [torch.cat([t[:1] / 2, t[1:]]) for t in x]
 
-    problem = kinds("simplex")
-    (group,) = problem.groups
-    space = Geometry(problem.params, [group._replace(metric=Double())])
-    other = ProxProblem(space, problem.origin, problem.linearization)
+    x, y = torch.randn(30, 6), torch.arange(30) % 3
+    other = ProxProblem.from_features(MultiClassHinge(), x, y, lr=5.0, metric=Double())
     with pytest.raises(ValueError, match=r"one η and the Euclidean metric.*Double\(\).*Use CorrectiveFW"):
         BlockFW().solve(other)
     point = CorrectiveFW(max_steps=500, tol=1e-6).solve(other)
@@ -310,6 +307,17 @@ def test_newtons_method_starts_from_any_weights(name, weight_decay, sparse_rows)
     point = BlockFW(tol=1e-6).solve(problem)
     assert problem.relative_gap(point) <= 1.01e-6
     assert point.steps < 1000
+
+
+@pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), L1Regression()], ids=repr)
+def test_newtons_method_works_on_the_smaller_side(loss):
+    torch.manual_seed(0)
+    x = 30 * torch.randn(1, 1500) + torch.randn(25, 1500)  # nearly parallel rows
+    y = torch.arange(25) % 3
+    problem = ProxProblem.from_features(loss, x, torch.randn(25) if isinstance(loss, L1Regression) else y, lr=1.0)
+    point = BlockFW(tol=1e-4).solve(problem)
+    assert problem.relative_gap(point) <= 1.01e-4
+    assert point.steps < 200
 
 
 @pytest.mark.parametrize("loss", [MultiClassHinge(), CrossEntropy(), WestonWatkinsHinge()], ids=repr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,10 +106,10 @@ def test_an_easy_batch_costs_one_gap_driven_step(variant):
 def test_a_step_costs_one_vjp_and_one_jvp():
     problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
     assert passes(MultiStepFW(max_steps=5, tol=0.0), problem) == 5 + 4  # at the start d = 0 needs no jvp
-    for loss, last in ((MultiClassHinge(), 0), (TopKHinge(2), 1)):  # with the oracle alone, the final delta costs a vjp
-        problem = setting(LOSSES[0], MODELS[1], n=20).problem(20.0)
-        problem._origin = replace(problem.origin, loss=loss)
-        hull = loss.hull(problem.origin.scores, problem.origin.target)
+    for kind, last in ((MultiClassHinge, 0), (TopKHinge, 1)):  # with the oracle alone, the final delta costs a vjp
+        case = next(case for case in LOSSES if isinstance(case.loss(), kind))
+        problem = setting(case, MODELS[1], n=20).problem(20.0)
+        hull = problem.origin.loss.hull(problem.origin.scores, problem.origin.target)
         assert isinstance(hull, ClosedHull) != bool(last)
         assert passes(CorrectiveFW(max_steps=5, tol=0.0), problem) == 5 + 4 + last
 

@@ -1,21 +1,24 @@
 """Newton's method on a linear model, where block descent would take too many passes: features of very different scales.
 
 The proximal point method on the dual adds −(h/2) Σ_i p_i ‖s_i − s̄_i‖² around the last point s̄. What is left to minimise
-over W is smooth,
+over the displacement V of the weights is smooth,
 
-    φ(W) = ‖W − W₀‖²/(2η) + Σ_i p_i max over s in the hull of (⟨s, W x_i⟩ + c − (h/2) ‖s − s̄_i‖²)
+    φ(V) = ‖V‖²/(2η) + Σ_i p_i max over s in the hull of (⟨s, u_i + V x_i⟩ + c − (h/2) ‖s − s̄_i‖²)
 
-with the gradient (W − W₀)/η + Σ_i p_i s_i x_iᵀ and the (generalised) Hessian 1/η + Σ_i p_i (∂s_i/∂v) ⊗ x_i x_iᵀ. Its
-maximisers s_i are a dual point, with a certified gap. A smooth loss needs no h.
+with the gradient V/η + Σ_i p_i s_i x_iᵀ and the (generalised) Hessian 1/η + Σ_i p_i (∂s_i/∂v) ⊗ x_i x_iᵀ. Its
+maximisers s_i are a dual point, with a certified gap. A smooth loss needs no h. V is in the span of X's rows: where
+there are more features than rows, it has as many coordinates as rows.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm.losses.base import Atom
-from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Hull
+from proxsvm.losses.hulls import ClosedHull, EntropyBox, EntropySimplex
 
 STEPS = 25  # about as many as a problem takes
 CG_STEPS = 30  # of the method of conjugate gradients
@@ -27,36 +30,38 @@ IDLE = 12  # steps without a better point, after which rounding is what is left
 
 def work(n: int, M: int, F: int) -> float:
     """The time of a solve, in multiplications of a block step; inf where a matrix would be too large."""
-    if M * F > MAX_SIDE or n * F > MAX_ENTRIES:
+    side = min(n, F)
+    if M * side > MAX_SIDE or n * F > MAX_ENTRIES:
         return float("inf")
-    products = M * (M + 1) / 2 * n * F**2 + (M * F) ** 3 / 3  # about five times as fast
-    return STEPS * (products / 5 + 50 * n * M + 1e6)
+    products = M * (M + 1) / 2 * n * side**2 + (M * side) ** 3 / 3  # about five times as fast
+    return STEPS * (products / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
 class Newton:
-    """Newton steps from a dual point ``s``, [n, M]. ``X``: [n, F]; ``W0``: [M, F], the weights at s = 0; all float64.
+    """Newton steps from a dual point ``s``, [n, M]. ``X``: [n, F]; ``u``: [n, M], the scores at s = 0; all float64.
 
-    ``scores`` is the shape in which the hull takes s and v.
+    ``shape`` is that in which the hull takes s and v.
     """
 
-    def __init__(self, hull: Hull, X: Tensor, p: Tensor, eta: float, W0: Tensor, s: Tensor, scores: torch.Size) -> None:
-        self.hull, self.X, self.p, self.eta, self.W0, self.shape = hull, X, p, eta, W0, scores
-        self.center, self.W = s, self._weights(s)
-        self.U = X @ self.W.t()
+    def __init__(self, hull: Any, X: Tensor, p: Tensor, eta: float, u: Tensor, s: Tensor, shape: torch.Size) -> None:
+        self.hull, self.p, self.eta, self.u, self.shape = hull, p, eta, u, shape
+        n, F = X.shape
+        self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
+        self.center, self.V = s, self._displacement(s)
+        self.U = u + self.X @ self.V.t()
         self.root: tuple[Tensor, Tensor] | None
-        self.h = self.first = float((p * self._best(X @ W0.t()).b(self._shaped(X @ W0.t()))).sum() / p.sum()) or 1.0
+        self.h = self.first = float((p * self._best(u).b(self._shaped(u))).sum() / p.sum()) or 1.0
         self.floor = FLOOR * self.first
         self.iterative, self.root = True, None  # conjugate gradients, and the factor of their preconditioner
 
-    def _weights(self, s: Tensor) -> Tensor:
-        return self.W0 - self.eta * (self.p[:, None] * s).t() @ self.X
+    def _displacement(self, s: Tensor) -> Tensor:
+        return -self.eta * (self.p[:, None] * s).t() @ self.X
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x.reshape(self.shape)
 
     def _best(self, U: Tensor) -> Atom:
-        found = self.hull.best(self._shaped(U))
-        assert found is not None
+        found: Atom = self.hull.best(self._shaped(U))
         return found
 
     def _respond(self, U: Tensor) -> Tensor:
@@ -74,7 +79,12 @@ class Newton:
         if isinstance(self.hull, ClosedHull):
             rows = torch.eye(M, dtype=s.dtype)[:, None].expand(M, n, M).reshape(M, *self.shape)
             return self.hull.tangent(self._shaped(s), rows).reshape(M, n, M) / self.h
-        assert isinstance(self.hull, EntropySimplex)
+        if isinstance(self.hull, EntropyBox):
+            low, high = (s + self.hull.a.reshape(n, M)), (self.hull.b.reshape(n, M) - s)
+            return torch.diag_embed(low * high / (low + high).clamp(min=1e-300)).transpose(0, 1)
+        if not isinstance(self.hull, EntropySimplex):  # a box under a paraboloid
+            free = (s == ((self.U - self.hull.center.reshape(n, M)) / self.hull.ridge)).to(s)
+            return torch.diag_embed(free).transpose(0, 1) / float(self.hull.ridge)
         alpha, mass = s + self.hull.q, self.hull.q.sum(1, keepdim=True)
         outer = alpha.t()[:, :, None] * (alpha / torch.where(mass > 0, mass, 1.0))
         return torch.diag_embed(alpha).transpose(0, 1) - outer
@@ -89,7 +99,7 @@ class Newton:
         return self._factorised(s, gradient)
 
     def _conjugate_gradients(self, alpha: Tensor, gradient: Tensor) -> Tensor | None:
-        """−Hessian⁻¹ gradient under the entropy, preconditioned by 1/η + XᵀpX/K, nearly the Hessian at W = 0."""
+        """−Hessian⁻¹ gradient under the entropy, preconditioned by 1/η + XᵀpX/K, nearly the Hessian at 0."""
         K, share = len(gradient), alpha / alpha.sum(1, keepdim=True).clamp(min=1e-300)
         if self.root is None:
             gram = self.X.t() @ (self.p[:, None] * self.X) / K
@@ -142,7 +152,7 @@ class Newton:
     def step(self) -> Tensor:
         """One Newton step with a line search; returns the new s."""
         s = self._respond(self.U)
-        d = self._direction(s, (self.W - self._weights(s)) / self.eta)
+        d = self._direction(s, (self.V - self._displacement(s)) / self.eta)
         moved, t = self.X @ d.t(), 1.0
         promise = -self._slope(0.0, d, moved)
         low, high = 0.0, float("inf")
@@ -152,10 +162,10 @@ class Newton:
                 break
             low, high = (t, high) if ahead < 0 else (low, t)
             t = 2 * t if high == float("inf") else (low + high) / 2
-        self.W, self.U = self.W + t * d, self.U + t * moved
+        self.V, self.U = self.V + t * d, self.U + t * moved
         s = self._respond(self.U)
         loss = self._best(self.U).b(self._shaped(self.U))
-        value = float((self.p * loss).sum() + (self.W - self.W0).square().sum() / (2 * self.eta))
+        value = float((self.p * loss).sum() + self.V.square().sum() / (2 * self.eta))
         if promise <= SOLVED * value:
             self.center, self.h = s, max(SHRINK * self.h, self.floor)
         return s
@@ -170,11 +180,11 @@ class Newton:
     def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
         """The derivative of φ along d, at t."""
         s = self._respond(self.U + t * moved)
-        return float(((self.W + t * d - self.W0) * d).sum() / self.eta + (self.p[:, None] * s * moved).sum())
+        return float(((self.V + t * d) * d).sum() / self.eta + (self.p[:, None] * s * moved).sum())
 
     def dual(self, s: Tensor) -> float:
-        """D of the dual point s, up to that of (0, 0): Σ p (⟨s, X W₀⟩ + c) − ‖W(s) − W₀‖²/(2η)."""
+        """D of the dual point s, up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η)."""
         offset = self.hull.lift(self._shaped(s))
         assert offset is not None
-        lam = self.p @ ((s * (self.X @ self.W0.t())).sum(1) + offset)
-        return float(lam - (self._weights(s) - self.W0).square().sum() / (2 * self.eta))
+        lam = self.p @ ((s * self.u).sum(1) + offset)
+        return float(lam - self._displacement(s).square().sum() / (2 * self.eta))

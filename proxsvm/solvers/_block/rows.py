@@ -13,6 +13,7 @@ from torch import Tensor
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached
+from proxsvm.losses.hulls import EntropyBox
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy
@@ -57,7 +58,11 @@ class RowBlocks(Blocks):
         self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
         self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
         self.newton: newton.Newton | None = None  # takes over where block steps are slow
-        able = exact is not None and features.device.type == "cpu" and self.scale > 0
+        able = (
+            (exact is not None or isinstance(self.hull, EntropyBox))
+            and features.device.type == "cpu"
+            and self.scale > 0
+        )
         self.newton_work = newton.work(len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
@@ -154,13 +159,13 @@ class RowBlocks(Blocks):
             assert isinstance(scores, Tensor)
             assert self.hull is not None
             assert self.problem.linearization.features is not None
-            X, w = self.problem.linearization.features.to_dense().double(), self.problem.params[0]
-            W0 = (w - self.scale * self.problem.geometry.r()[0]).double().reshape(self.W.shape)
-            p, s = torch.as_tensor(self.p), torch.as_tensor(self.state.combination().s)
-            self.newton = newton.Newton(self.hull, X, p, self.scale, W0, s, scores.shape)
-        s = self.newton.step()
-        if self.dual_of_zero + self.newton.dual(s) > now.dual:
-            self.begin(FlatAtom(s.numpy(), self.bounds))
+            X, s = self.problem.linearization.features.to_dense().double(), self.state.combination().s
+            u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
+            p = torch.as_tensor(self.p)
+            self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
+        found = self.newton.step()
+        if self.dual_of_zero + self.newton.dual(found) > now.dual:
+            self.begin(FlatAtom(found.numpy(), self.bounds))
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses.hulls import Box, EntropySimplex, Hull, Simplex
+from proxsvm.losses.hulls import Box, EntropySimplex, Hull, QuadraticBox, Simplex
+from proxsvm.losses.squared_hinge import RidgeBox
 from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
@@ -53,11 +55,13 @@ class SimplexState(BlockState):
 
 
 class BoxState(BlockState):
-    """s of each sample, low ≤ s ≤ high."""
+    """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
-    def __init__(self, hull: Box) -> None:
-        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
-        self.band = float(hull.band)
+    def __init__(self, hull: Any) -> None:
+        bound = torch.full_like(hull.center, getattr(hull, "bound", math.inf))
+        low, high = getattr(hull, "low", -bound), getattr(hull, "high", bound)
+        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (low, high, hull.center))
+        self.band, self.ridge = float(getattr(hull, "band", 0.0)), float(getattr(hull, "ridge", 0.0))
         self.s = np.zeros_like(self.center)
 
     def begin(self, atom: FlatAtom) -> None:
@@ -65,19 +69,26 @@ class BoxState(BlockState):
         self.s = np.clip(atom.s, self.low, self.high)
 
     def combination(self) -> FlatAtom:
-        """s and c = −⟨s, center⟩ − band ‖s‖₁."""
-        return FlatAtom(self.s, -(self.s * self.center + self.band * np.abs(self.s)).sum(1))
+        """s and c."""
+        return FlatAtom(self.s, self._worth(self.s, -self.center).sum(1))
+
+    def _worth(self, s: Array, residual: Array) -> Array:
+        worth: Array = s * residual - self.band * np.abs(s) - self.ridge / 2 * s**2
+        return worth
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`."""
         residual = v - self.center
-        at_low, at_high, now = (end * residual - self.band * np.abs(end) for end in (self.low, self.high, self.s))
-        gain = (np.maximum(np.maximum(at_low, at_high), 0.0) - now).sum(1)
-        return gain, (now - self.s * v / 2).sum(1)
+        size = np.maximum(np.abs(residual) - self.band, 0.0)
+        size = size / self.ridge if self.ridge else np.where(size > 0, np.inf, 0.0)
+        best = np.clip(np.copysign(size, residual), self.low, self.high)
+        now = self._worth(self.s, residual)
+        return (self._worth(best, residual) - now).sum(1), (now - self.s * v / 2).sum(1)
 
     def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over all outputs."""
-        return loops.box_sweep(order, least, model, (self.low, self.high, self.center, self.band), self.s)
+        hull = self.low, self.high, self.center, self.band, self.ridge
+        return loops.box_sweep(order, least, model, hull, self.s)
 
 
 class EntropyState(BlockState):
@@ -184,7 +195,13 @@ class AtomState(BlockState):
         return 0, 0.0
 
 
-EXACT: dict[type, Callable[[Any], BlockState]] = {Simplex: SimplexState, Box: BoxState, EntropySimplex: EntropyState}
+EXACT: dict[type, Callable[[Any], BlockState]] = {
+    Simplex: SimplexState,
+    Box: BoxState,
+    QuadraticBox: BoxState,
+    RidgeBox: BoxState,
+    EntropySimplex: EntropyState,
+}
 
 
 def exact_state(hull: Hull | None) -> BlockState | None:

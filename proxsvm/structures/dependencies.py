@@ -1,0 +1,79 @@
+"""Dependency trees: every word has one head, another word or the root, and one word has the root as its head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxsvm._scores import FORBIDDEN, require
+from proxsvm.structures._parts import Parts, PartStructure, check_integers, check_parts, check_sizes, one_hot
+
+
+class Dependencies(PartStructure):
+    """score(y) = Σ_m scores[head(m), m] over the words m = 1 … T; node 0 is the root.
+
+    Scores ``[B, T + 1, T + 1]``, or ``[B, T + 1, T + 1, R]`` for arcs with R labels. Target: heads ``[B, T]`` of the
+    words 1 … T, or ``(heads, lengths)``; with labels ``(heads, labels)`` or ``(heads, labels, lengths)``. Δ is the
+    number of wrong arcs. ``decode`` returns heads, or (heads, labels), 0 on padding.
+    """
+
+    def prepare(  # type: ignore[override]
+        self, name: str, scores: Any, target: Any, *, lengths: Any = None
+    ) -> tuple[Tensor, Parts]:
+        """Arcs that no tree has, into the root and from a word to itself, are forbidden."""
+        labelled = isinstance(scores, Tensor) and scores.dim() == 4
+        u = check_parts(name, scores, "[B, T + 1, T + 1, R]" if labelled else "[B, T + 1, T + 1]")
+        B, N = u.shape[:2]
+        if u.shape[2] != N or N < 2:
+            raise ValueError(
+                f"{name} got scores of shape {tuple(u.shape)}; expected [B, T + 1, T + 1] with T ≥ 1 words"
+            )
+        heads, *more = target if isinstance(target, (tuple, list)) else (target,)
+        if target is not None:
+            if len(more) not in (labelled, labelled + 1):
+                raise TypeError(
+                    f"{name} got a target that is not ({'heads, labels' if labelled else 'heads'}[, lengths])"
+                )
+            lengths = more[labelled] if len(more) > labelled else None
+        sizes = check_sizes(name, lengths, (N - 1,), u)
+        node = torch.arange(N, device=u.device)
+        real = node <= sizes[:, None]
+        arcs = real[:, :, None] & real[:, None] & (node > 0) & (node[:, None] != node)
+        phi = torch.zeros_like(u[..., 0] if labelled else u)
+        if target is not None:
+            word = real[:, 1:]
+            heads = torch.where(word, check_integers(name, "heads", heads, (B, N - 1)), 0)
+            require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
+            self.check(name, heads, word)
+            phi = F.pad(one_hot(u, heads, N).transpose(1, 2), (1, 0)) * arcs
+        if labelled:
+            R, arcs = u.shape[3], arcs[..., None]
+            kinds = torch.zeros(B, N - 1, dtype=torch.long, device=u.device)
+            if target is not None:
+                kinds = torch.where(word, check_integers(name, "labels", more[0], (B, N - 1)), 0)
+            require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
+            phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
+        return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)
+
+    def check(self, name: str, heads: Tensor, word: Tensor) -> None:
+        """Raise ValueError unless the heads ``[B, T]`` are a tree with one child of the root."""
+        roots = ((heads == 0) & word).sum(1)
+        require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
+        above = F.pad(heads, (1, 0))
+        for _ in range(heads.shape[1].bit_length()):  # every pass doubles the number of arcs that are climbed
+            above = above.gather(1, above)
+        require(above == 0, f"{name} got heads with a cycle: the root is not reached from some word")
+
+    def size(self, target: Parts, scores: Tensor) -> Tensor:
+        """The number of words."""
+        return target.sizes.to(scores)
+
+    def labels(self, phi: Tensor, target: Parts) -> Any:
+        """Heads ``[B, T]``, or (heads, labels), 0 on padding."""
+        real = torch.arange(phi.shape[1] - 1, device=phi.device) < target.sizes[:, None]
+        arcs = phi[:, :, 1:] if phi.dim() == 3 else phi[:, :, 1:].amax(3)
+        heads = arcs.argmax(1) * real
+        return heads if phi.dim() == 3 else (heads, phi[:, :, 1:].amax(1).argmax(2) * real)

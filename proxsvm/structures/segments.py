@@ -1,0 +1,111 @@
+"""Segmentations: a sequence is cut into labelled segments, as in a semi-Markov model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsvm._scores import require
+from proxsvm.structures._parts import PartStructure, at, check_integers, check_parts, check_sizes, one_hot
+from proxsvm.structures.base import Reduce
+
+
+class Segmentation(NamedTuple):
+    """φ(y) ``[B, T, L, K]``, the lengths ``[B]``, and the label of every position ``[B, T]``."""
+
+    phi: Tensor
+    sizes: Tensor
+    labels: Tensor
+
+
+class Segments(PartStructure):
+    """score(y) = Σ over segments of scores[start, length − 1, label], for segments of at most L positions.
+
+    Scores ``[B, T, L, K]``. Target: ``(labels, ends)`` or ``(labels, ends, lengths)``: the label of every position and
+    whether a segment ends there, both ``[B, T]``; or, for each sample, a list of ``(start, end, label)`` with the
+    positions start … end − 1. Δ is the number of positions with a wrong label. ``decode`` returns such lists.
+
+    >>> from proxsvm.losses import StructuredHinge
+    >>> scores = torch.zeros(1, 3, 2, 2)
+    >>> scores[0, 0, 1, 1], scores[0, 2, 0, 0] = 2.0, 1.0      # positions 0 and 1 with label 1, position 2 with label 0
+    >>> StructuredHinge(Segments()).decode(scores)
+    [[(0, 2, 1), (2, 3, 0)]]
+    """
+
+    def prepare(  # type: ignore[override]
+        self, name: str, scores: Any, target: Any, *, lengths: Any = None
+    ) -> tuple[Tensor, Segmentation]:
+        """Segments are converted to indicators of the shape of the scores."""
+        u = check_parts(name, scores, "[B, T, L, K]")
+        B, T, L, K = u.shape
+        if isinstance(target, list):
+            target = self._from_lists(name, target, B, T)
+        if target is not None:
+            if not isinstance(target, tuple) or len(target) not in (2, 3):
+                raise TypeError(f"{name} got a target that is not (labels, ends[, lengths]) or a list for each sample")
+            lengths = target[2] if len(target) == 3 else None
+        sizes = check_sizes(name, lengths, (T,), u)
+        position, length = torch.arange(T, device=u.device), torch.arange(L, device=u.device)
+        u = torch.where((position[:, None] + length < sizes[:, None, None])[..., None], u, 0.0)
+        if target is None:
+            return u, Segmentation(torch.zeros_like(u), sizes, torch.zeros_like(u[:, :, 0, 0], dtype=torch.long))
+        real = position < sizes[:, None]
+        labels = torch.where(real, check_integers(name, "labels", target[0], (B, T)), 0)
+        ends = check_integers(name, "ends", target[1], (B, T)).bool() & real
+        begins = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1) & real
+        start = torch.where(begins, position, 0).cummax(1).values
+        for ok, message in (
+            ((labels >= 0) & (labels < K), f"a label outside [0, {K}), the K of the scores"),
+            (at(ends, sizes - 1), "a last position at which no segment ends"),
+            ((position - start < L) | ~real, f"a segment of more than L = {L} positions, those of the scores"),
+            ((labels == labels.gather(1, start)) | ~real, "a segment whose positions have different labels"),
+        ):
+            require(ok, f"{name} got {message}")
+        part = (start * L + (position - start).clamp(max=L - 1)) * K + labels
+        phi = u.new_zeros(B, T * L * K).scatter_add(1, torch.where(ends, part, 0), ends.to(u))
+        return u, Segmentation(phi.reshape(u.shape), sizes, labels)
+
+    def _from_lists(self, name: str, target: list[Any], B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(start, end, label) as labels, ends and lengths."""
+        labels, ends = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)
+        if len(target) != B:
+            raise ValueError(f"{name} got {len(target)} lists of segments; expected one per sample, {B}")
+        for i, segments in enumerate(target):
+            expected = 0
+            for start, end, label in segments:
+                if start != expected or not start < end <= T:
+                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {expected} on")
+                labels[i, start:end], ends[i, end - 1], expected = label, 1, end
+        return labels, ends, torch.tensor([segments[-1][1] if segments else 0 for segments in target])
+
+    def total(self, scores: Tensor, target: Segmentation, reduce: Reduce) -> Tensor:
+        """α_e = ⊕ over the last segment of α_start + its score."""
+        B, T, L, _ = scores.shape
+        start = torch.arange(T, device=scores.device)[:, None] - torch.arange(L, device=scores.device)
+        by_end = reduce(scores, 3).gather(1, start.clamp(min=0).expand(B, T, L)).unbind(1)  # those that end at e
+        alpha = [scores.new_zeros(B)]
+        for e, last in enumerate(by_end):
+            n = min(L, e + 1)
+            alpha.append(reduce(torch.stack(alpha[: -n - 1 : -1], 1) + last[:, :n], 1))
+        return at(torch.stack(alpha, 1), target.sizes)
+
+    def cost(self, target: Segmentation, scores: Tensor, table: Tensor | None = None) -> Tensor:
+        """How many positions of a segment have another label in y, or the sum of their costs."""
+        _, T, L, K = scores.shape
+        each = 1 - one_hot(scores, target.labels, K) if table is None else table.to(scores).T[target.labels]
+        sums = torch.nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))  # up to each position
+        first = torch.arange(T, device=scores.device)
+        return torch.stack([sums[:, (first + n + 1).clamp(max=T)] - sums[:, first] for n in range(L)], 2)
+
+    def size(self, target: Segmentation, scores: Tensor) -> Tensor:
+        """The number of positions."""
+        return target.sizes.to(scores)
+
+    def labels(self, phi: Tensor, target: Segmentation) -> list[list[tuple[int, int, int]]]:
+        """A list of (start, end, label) for each sample."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in phi]
+        for b, start, length, label in (phi > 0.5).nonzero().tolist():
+            found[b].append((start, start + length + 1, label))
+        return found

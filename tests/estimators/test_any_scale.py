@@ -1,0 +1,68 @@
+"""Tables as they come: features of very different scales, and any C."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.svm import LinearSVC
+
+from proxsvm.estimators import LinearSVM, LinearSVR
+from tests.estimators.test_estimators import hinge_objective
+
+
+def synthetic(regression: bool):
+    """Columns of the scales 1e-4 to 1e4."""
+    rng = np.random.default_rng(0)
+    Z = rng.standard_normal((400, 12))
+    scores = Z @ rng.standard_normal((12, 3)) + rng.standard_normal((400, 3))
+    return Z * np.logspace(-4, 4, 12), scores[:, 0] if regression else scores.argmax(1)
+
+
+TABLES = {
+    "breast cancer": lambda _: load_breast_cancer(return_X_y=True),
+    "wine": lambda _: load_wine(return_X_y=True),
+    "diabetes": lambda _: load_diabetes(return_X_y=True, scaled=False),
+    "synthetic": synthetic,
+}
+CASES = [
+    (name, loss)
+    for name in ("breast cancer", "wine", "synthetic")
+    for loss in LinearSVM.losses[:1] + LinearSVM.losses[2:]
+]
+CASES += [(name, loss) for name in ("diabetes", "synthetic") for loss in LinearSVR.losses]
+
+
+@pytest.mark.parametrize(("name", "loss"), CASES)
+def test_every_table_is_solved_to_1e_3(name, loss):
+    regression = loss in LinearSVR.losses
+    X, y = TABLES[name](regression)
+    for C in (1e-3, 1.0, 1e3):
+        model = (LinearSVR if regression else LinearSVM)(C=C, loss=loss, tol=1e-3).fit(X, y)  # a warning is an error
+        assert 0 <= model.dual_gap_ <= 1e-3 * model.objective_
+
+
+@pytest.mark.parametrize("C", [1e-2, 1.0])
+def test_the_certificate_holds_against_liblinear(C):
+    X, y = load_wine(return_X_y=True)
+    ours = LinearSVM(C=C, tol=1e-5).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        theirs = LinearSVC(multi_class="crammer_singer", C=C, max_iter=3000).fit(X, y)
+    mine, other = (hinge_objective(m.coef_, m.intercept_, X, y, C) for m in (ours, theirs))
+    assert ours.objective_ == pytest.approx(mine, rel=1e-6)
+    assert mine - ours.dual_gap_ <= other * (1 + 1e-9)
+    assert ours.score(X, y) >= 0.95
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", ["breast cancer", "wine"])
+def test_more_iterations_never_make_it_worse(name):
+    X, y = TABLES[name](False)
+    gaps = [LinearSVM(max_iter=k, tol=1e-9).fit(X, y).dual_gap_ for k in (1, 3, 10, 20, 40, 60, 100)]
+    for before, after in itertools.pairwise(gaps):
+        assert after <= before * (1 + 1e-9)

@@ -1,0 +1,131 @@
+"""What users of scikit-learn expect: losses by name, class weights, probabilities, labels, a progress line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_iris, load_wine
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import scale
+from sklearn.svm import LinearSVC
+
+from proxsvm.estimators import LinearSVM, LinearSVR
+from proxsvm.losses import BinaryCrossEntropy, MultiClassHinge
+from proxsvm.solvers import BlockFW
+
+X, y = load_wine(return_X_y=True)
+X = scale(X)
+NO_INTERCEPT = {"fit_intercept": False, "C": 0.1}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_a_loss_of_labels_is_linear_svc(loss, classes):
+    rows = y < classes
+    ours = LinearSVM(loss=loss, tol=1e-9, C=0.1).fit(X[rows], y[rows])
+    theirs = LinearSVC(loss=loss, tol=1e-9, C=0.1, max_iter=1_000_000).fit(X[rows], y[rows])
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-4)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-4)
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-3)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_log_loss_is_logistic_regression_with_its_probabilities(classes):
+    rows = y < classes
+    ours = LinearSVM(loss="log_loss", tol=1e-10, **NO_INTERCEPT).fit(X[rows], y[rows])
+    C = 0.1 if classes > 2 else 0.2  # ½‖w₀‖² + ½‖w₁‖² is ¼‖w₁ − w₀‖²
+    theirs = LogisticRegression(C=C, tol=1e-10, fit_intercept=False, max_iter=1000).fit(X[rows], y[rows])
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-5)
+    np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-4)
+
+
+def test_probabilities_of_one_class_against_the_rest_sum_to_1():
+    model = LinearSVM(loss=BinaryCrossEntropy(), C=0.1).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
+    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X).argmax(1))
+
+
+def test_a_hinge_has_no_probabilities():
+    assert not hasattr(LinearSVM().fit(X, y), "predict_proba")
+    assert not hasattr(LinearSVM(loss="hinge"), "predict_log_proba")
+
+
+def test_regression_losses_by_name():
+    target = X[:, 0] + np.random.default_rng(0).standard_normal(len(X))
+    ridge = LinearSVR(loss="squared_error", tol=1e-13, **NO_INTERCEPT).fit(X[:, 1:], target)
+    expected = Ridge(alpha=5.0, fit_intercept=False).fit(X[:, 1:], target)  # 1/(2C)
+    np.testing.assert_allclose(ridge.coef_, expected.coef_, atol=1e-5)
+    huber = LinearSVR(loss="huber", tol=1e-13, **NO_INTERCEPT).fit(X[:, 1:], target)
+    slopes = np.clip(huber.predict(X[:, 1:]) - target, -1, 1)
+    np.testing.assert_allclose(huber.coef_, -0.1 * X[:, 1:].T @ slopes, atol=1e-5)  # the gradient is 0
+
+
+@pytest.mark.parametrize("weights", [{0: 1.0, 1: 5.0, 2: 0.2}, "balanced"])
+def test_class_weights_are_those_of_scikit_learn(weights):
+    options = {"C": 0.05, "tol": 1e-8}
+    ours = LinearSVM(class_weight=weights, **options).fit(X, y)
+    theirs = LinearSVC(multi_class="crammer_singer", class_weight=weights, C=0.05, tol=1e-8, max_iter=100_000).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+    each = {k: len(y) / (3 * np.sum(y == k)) for k in range(3)} if weights == "balanced" else weights
+    same = LinearSVM(**options).fit(X, y, sample_weight=np.array([each[k] for k in y]))
+    assert same.objective_ == pytest.approx(ours.objective_, rel=1e-6)
+    twice = LinearSVM(class_weight=weights, **options).fit(X, y, sample_weight=np.full(len(y), 2.0))
+    assert twice.objective_ > ours.objective_
+
+
+@pytest.mark.parametrize("loss", [None, "hinge", "squared_hinge", "log_loss"])
+def test_each_label_is_a_problem_of_its_own(loss):
+    Y = np.stack([y == 0, y != 1, X[:, 0] > 0], 1).astype(int)
+    model = LinearSVM(loss=loss, tol=1e-9, **NO_INTERCEPT).fit(X, Y)
+    assert model.coef_.shape == (3, 13)
+    assert model.predict(X).shape == model.decision_function(X).shape == (178, 3)
+    for k in range(3):
+        name = loss or "hinge"
+        if name == "log_loss":
+            alone = LogisticRegression(C=0.1, tol=1e-10, fit_intercept=False, max_iter=1000).fit(X, Y[:, k])
+            np.testing.assert_allclose(model.predict_proba(X)[:, k], alone.predict_proba(X)[:, 1], atol=1e-4)
+        else:
+            alone = LinearSVM(loss=name, tol=1e-9, **NO_INTERCEPT).fit(X, Y[:, k])
+        np.testing.assert_allclose(model.coef_[k], alone.coef_[0], atol=1e-4)
+    for wrong in ("crammer_singer", MultiClassHinge()):
+        with pytest.raises(ValueError, match="y is an indicator matrix"):
+            LinearSVM(loss=wrong).fit(X, Y)
+
+
+def test_a_name_that_no_loss_has():
+    with pytest.raises(ValueError, match=r"loss is 'hinges'; expected .*'squared_hinge'"):
+        LinearSVM(loss="hinges").fit(X, y)
+    with pytest.raises(ValueError, match="epsilon_insensitive"):
+        LinearSVR(loss="hinge").fit(X, y)
+
+
+def test_a_progress_line_for_each_pass(capsys):
+    model = LinearSVM(C=0.1, verbose=1).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == model.n_iter_ + 1
+    assert lines[-1].startswith(f"[LinearSVM] iteration {model.n_iter_}: objective {model.objective_:.6g}, gap ")
+    LinearSVM(C=0.1).fit(X, y)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("loss", LinearSVM.losses)
+def test_float32_is_kept_by_every_loss(loss):
+    Z, t = load_iris(return_X_y=True)
+    model = LinearSVM(loss=loss, C=0.1, tol=1e-3).fit(Z.astype(np.float32), t)
+    assert model.coef_.dtype == model.decision_function(Z.astype(np.float32)).dtype == np.float32
+
+
+def test_torchs_number_of_threads_is_as_before():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        seen = []
+        solver = BlockFW(callback=lambda trace: seen.append(torch.get_num_threads()))
+        LinearSVM(C=0.1, solver=solver).fit(X, y)
+        assert set(seen) == {1}  # while it fits
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
