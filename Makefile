@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := qp,grid,maxflow,estimators,fast,gpu,experiments,peers,trainers,docs,dev
+EXTRAS := qp,grid,maxflow,estimators,fast,experiments,peers,trainers,docs,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format clean bench bench-quick bench-compare docs docs-serve links pictures notebooks dist

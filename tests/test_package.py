@@ -18,7 +18,7 @@ from proxsvm import __version__
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE")
 FILES = ("pyproject.toml", "MANIFEST.in", *PAGES)
-EXTRAS = ("cvxpy", "lightning", "maxflow", "numba", "scipy", "sklearn", "triton")
+EXTRAS = ("cvxpy", "lightning", "maxflow", "numba", "scipy", "sklearn")
 
 
 @pytest.fixture(scope="module")

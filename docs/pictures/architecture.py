@@ -25,16 +25,16 @@ class Box:
 YOURS = "#444444"
 MODEL = Box("model(x)", "your network", ["one forward pass:", "scores u, with their graph"], YOURS)
 LOSS = Box("criterion(u, y)", "losses", ["oracle → atom (s, c)", "value λ = mean ⟨s, u⟩ + c"], GREEN)
-UPDATE = Box("Geometry.advance", "metrics/_geometry.py", ["z ← μz − H⁻¹(γr + δ)", "w ← w − H⁻¹(r + δ) + μz"], BLUE)
+UPDATE = Box("Geometry.advance", "geometry.py", ["w ← w − H⁻¹(r + δ)", "q ← μq + (1 − μ)g"], BLUE)
 LANES = [
     (
         "After backward(): SingleStepFW",
-        "the usual training loop; the cost of SGD",
+        "the usual training loop; one gradient a step",
         [
             MODEL,
             LOSS,
             Box("value.backward()", "autograd", ["gradients are δ = Jᵀs;", "the graph is freed"], YOURS),
-            Box("gradient_problem", "optimizer/gradients.py", ["what is left: one vertex", "(δ, λ), and r"], PURPLE),
+            Box("GradientProblem", "problem.py", ["what is left: one vertex", "(δ, λ), and past (q, h)"], PURPLE),
             Box("solver.solve", "solvers/single_step_fw.py", ["line search in closed form:", "γ in [0, 1]"], ORANGE),
             UPDATE,
         ],
@@ -70,7 +70,7 @@ BELOW = [
         "metrics",
         [
             "⟨a, b⟩ = ⟨a, H⁻¹b⟩ for problem and solver, H⁻¹x for the update",
-            "Euclidean: M = 1      Diagonal: M = √v̂ + ε      your own",
+            "Euclidean: M = 1      Diagonal: M = √v̂ + ε      Kronecker: the same in eigenbases      your own",
         ],
         BLUE,
     ),
@@ -144,7 +144,7 @@ def svg() -> str:
     y, metric, kernels = len(LANES) * LANE + TOP, *BELOW
     parts += [
         text(20, y - 34, "Below all of them", 16, "#111", 'font-weight="600"'),
-        text(20, y - 14, "loss × solver × metric: one path for a step, whatever the three are", 12, "#666"),
+        text(20, y - 14, "loss × solver × metric × memory: one path for a step, whatever the four are", 12, "#666"),
         *box(at[2], y, metric, at[5] + BOX - at[2]),
         *box(at[0], y, kernels, at[1] + BOX - at[0]),
         arrow(at[2], at[1] + BOX, y + HEIGHT / 2),

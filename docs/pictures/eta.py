@@ -13,6 +13,7 @@ from tqdm import tqdm
 from experiments.demo import digits
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 ETAS = [10.0**k for k in range(-3, 4)]
@@ -36,7 +37,8 @@ def accuracy(method: str, eta: float, momentum: float, seed: int) -> float:
     else:
         criterion = MultiClassHinge(smooth=True)
         solver = SingleStepFW() if method == "SingleStepFW" else MultiStepFW(max_steps=5)
-        optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=eta, momentum=momentum)
+        paper = {"momentum": momentum, "metric": Euclidean(), "memory": 0.0, "average": None}
+        optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=eta, **paper)
     for _ in range(EPOCHS):
         for chunk in torch.randperm(len(x)).split(BATCH):
             if isinstance(optimizer, ProxOptimizer):

@@ -77,14 +77,6 @@ def test_no_step_of_an_approximate_decoder_is_certified():
     assert verify(exact, MultiStepFW(max_steps=200), tol=1e-2).optimal
 
 
-def test_an_approximate_decoder_never_takes_less_than_the_truth():
-    loss = Approximate()
-    scores, target = torch.tensor([[-9.0, -9.0], [9.0, 9.0]]), torch.tensor([[0, 0], [0, 0]])
-    atom = loss.oracle(scores, target)
-    assert atom.b(scores).tolist() == [0.0, 20.0]
-    assert atom.offset.tolist() == [0.0, 2.0]
-
-
 def test_a_structure_without_decoder_says_what_is_missing():
     class Empty(StructuredHinge):
         features = Pair.features

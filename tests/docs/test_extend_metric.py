@@ -30,14 +30,12 @@ def example() -> Any:
 
 
 def batches(count: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(12, 5, generator=generator), torch.randint(4, (12,), generator=generator)) for _ in range(count)
-    ]
+    torch.manual_seed(1)
+    return [(torch.randn(12, 5), torch.randint(4, (12,))) for _ in range(count)]
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> ProxOptimizer:
-    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01, "metric": example(), **options}
+    options = {"lr": 0.02, "memory": 0.9, "weight_decay": 0.01, "metric": example(), **options}
     return ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), **options)
 
 
@@ -63,21 +61,17 @@ def test_the_dual_bounds_hold(loss):
 
 
 def test_training_is_the_plain_formula():
-    """Without momentum and decay: w ← w − γη L^(−1/4) G R^(−1/4), γ = clip₀₁(loss / (η ⟨G, M⁻¹G⟩))."""
-    model, beta, eps, eta = nn.Linear(5, 4, bias=False), 0.95, 1e-4, 0.5
+    """Without memory and decay: w ← w − γη M⁻¹G, γ = clip₀₁(loss / (η ⟨G, M⁻¹G⟩)), M one number per row."""
+    model, beta, eps, eta = nn.Linear(5, 4, bias=False), 0.95, 1e-8, 0.5
     twin = copy.deepcopy(model)
-    optimizer = optimizer_of(model, lr=eta, momentum=0.0, weight_decay=0.0)
-    L, R = torch.zeros(4, 4), torch.zeros(5, 5)
+    optimizer = optimizer_of(model, lr=eta, memory=0.0, weight_decay=0.0)
+    v = torch.zeros(4, 1)
     for t, (x, y) in enumerate(batches(20), 1):
         train(model, optimizer, [(x, y)])
         value = nn.functional.cross_entropy(twin(x), y)
         (G,) = torch.autograd.grad(value, [twin.weight])
-        L, R = beta * L + (1 - beta) * G @ G.T, beta * R + (1 - beta) * G.T @ G
-        roots = []
-        for a in (L, R):
-            values, Q = torch.linalg.eigh(a / (1 - beta**t))
-            roots.append(Q @ torch.diag((values.clamp(min=0) + eps * values.max()) ** -0.25) @ Q.T)
-        step = roots[0] @ G @ roots[1]
+        v = beta * v + (1 - beta) * G.square().mean(1, keepdim=True)
+        step = G / ((v / (1 - beta**t)).sqrt() + eps)
         gamma = min(1.0, float(value.detach() / (eta * (G * step).sum())))
         assert float(optimizer.last.gamma) == pytest.approx(gamma, rel=1e-8)
         with torch.no_grad():
@@ -85,34 +79,15 @@ def test_training_is_the_plain_formula():
     torch.testing.assert_close(model.weight, twin.weight, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["state_dict", "deepcopy", "file"])
-def test_it_resumes_bit_for_bit(way, tmp_path):
-    data, model = batches(8), mlp()
-    optimizer = optimizer_of(model)
+def test_it_resumes_bit_for_bit_and_another_state_is_refused(tmp_path):
+    data, model, other = batches(8), mlp(), mlp()
+    optimizer, resumed = optimizer_of(model), optimizer_of(other)
     train(model, optimizer, data[:4])
-    other = mlp()
-    resumed = optimizer_of(other)
-    if way == "deepcopy":
-        other, resumed = copy.deepcopy((model, optimizer))
-    elif way == "file":
-        checkpoint.save(tmp_path / "last.pt", model=model, optimizer=optimizer)
-        checkpoint.load(tmp_path / "last.pt", model=other, optimizer=resumed)
-    else:
-        other.load_state_dict(copy.deepcopy(model.state_dict()))
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    checkpoint.save(tmp_path / "last.pt", model=model, optimizer=optimizer)
+    checkpoint.load(tmp_path / "last.pt", model=other, optimizer=resumed)
     assert torch.equal(train(other, resumed, data[4:]), train(model, optimizer, data[4:]))
-
-
-def test_a_state_of_another_shape_or_metric_is_refused():
-    model = mlp()
-    optimizer = optimizer_of(model)
-    train(model, optimizer, batches(1))
-    saved = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match="L"):
-        optimizer_of(model, metric=Diagonal()).load_state_dict(saved)
-    saved["state"][0]["L"] = torch.zeros(6, 5)
-    with pytest.raises(ValueError, match=r"L.*\(6, 5\).*\(6, 6\)"):
-        optimizer.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"\(6,\).*\(6, 5\)"):
+        optimizer_of(model, metric=Diagonal()).load_state_dict(optimizer.state_dict())
 
 
 def test_a_skipped_step_changes_no_bit():

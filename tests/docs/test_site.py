@@ -19,7 +19,8 @@ pytest.importorskip("zensical", reason="the extra 'docs' is not installed")
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium or Chrome, which is not installed")
-PARTS = ("losses", "solvers", "metrics", "optimizer", "verification", "estimators", "checkpoint", "linearization")
+MATHS, REST = ("losses", "structures", "solvers", "metrics", "linearization"), ("optimizer", "verification")
+PARTS = (*MATHS, *REST, "estimators", "checkpoint")
 PUBLIC = ("proxsvm", *(f"proxsvm.{part}" for part in PARTS))
 
 
