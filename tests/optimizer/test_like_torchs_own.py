@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Euclidean
 from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 K = 4
 
