@@ -14,7 +14,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "links.md"
-FILES = ("*.md", "*.cff", "pyproject.toml", "docs/**/*.md", "docs/**/*.ipynb", "proxsvm/**/*.py", "experiments/**/*.py")
+FILES = (
+    "*.md",
+    "*.cff",
+    "pyproject.toml",
+    "docs/**/*.md",
+    "docs/**/*.ipynb",
+    "proxsvm/**/*.py",
+    "experiments/**/*.py",
+    "experiments/*.csv",
+)
 LINK = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(?:/[^\s\"'`<>()\[\]|\\,]*)?")
 HEAD = """# External links
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from experiments import download, sweep, train
-from experiments.report import gallery, page
+from experiments.report import figures, page
 
 COMMANDS = {
     "download": (download, "download the data sets from their authors"),
     "train": (train, "train one network"),
     "sweep": (sweep, "run a study, shared by any number of workers"),
     "report": (page, "write one page with all results, or print a study's table"),
-    "figure": (gallery, "draw the pictures of the results"),
+    "figure": (figures, "draw the pictures of the results"),
 }
 
 

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Iterable
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
-
-Inputs = tuple[Tensor, ...]
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 
 def average(model: nn.Module, form: str) -> AveragedModel:
@@ -44,29 +42,12 @@ def average(model: nn.Module, form: str) -> AveragedModel:
     return AveragedModel(model, avg_fn=blend, use_buffers=True)
 
 
-@contextmanager
-def fresh_statistics(model: nn.Module, batches: Iterable[Inputs]) -> Iterator[None]:
-    """Batch-norm statistics of the current weights over ``batches``, restored at the end.
+def with_fresh_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, ...]]) -> nn.Module:
+    """A copy of the model whose batch-norm statistics are those of its current weights over ``batches``.
 
     Needed where the evaluated weights are not those that were trained on: schedule-free's, and averages whose buffers
     are not averaged.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    before = [(norm.momentum, {name: buffer.clone() for name, buffer in norm.named_buffers()}) for norm in norms]
-    if norms:
-        mode = model.training
-        model.train()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all of them
-        with torch.no_grad():
-            for inputs in batches:
-                model(*inputs)
-        model.train(mode)
-    try:
-        yield
-    finally:
-        for norm, (momentum, buffers) in zip(norms, before, strict=True):
-            norm.momentum = momentum
-            for name, buffer in norm.named_buffers():
-                buffer.copy_(buffers[name])
+    fresh = copy.deepcopy(model)
+    update_bn(batches, fresh)
+    return fresh

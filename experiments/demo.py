@@ -22,7 +22,7 @@ from tqdm import tqdm
 from experiments.demo_words import LENGTH, Reader, WordHinge, words
 from proxsvm import ProxOptimizer
 from proxsvm.losses import ConvexLoss, CrossEntropy
-from proxsvm.metrics import Diagonal
+from proxsvm.metrics import Diagonal, Euclidean, Metric
 from proxsvm.solvers import CorrectiveFW, DualSolver, SingleStepFW, Trace
 from proxsvm.verification import Report, verify
 
@@ -32,16 +32,17 @@ Make: TypeAlias = Callable[[ConvexLoss, list[nn.Parameter], float], Optimizer]
 Found: TypeAlias = dict[str, Tensor]
 
 
-def prox(solver: DualSolver, **options: Any) -> Make:
+def prox(solver: DualSolver, metric: Metric, average: float | None = None) -> Make:
+    options: dict[str, Any] = {"momentum": 0.0, "memory": 0.0, "metric": metric, "average": average}
     return lambda loss, params, lr: ProxOptimizer(loss, solver, params, lr, **options)
 
 
-ADAPTIVE = prox(SingleStepFW(), metric=Diagonal(), average=0.99)  # Adam's metric; no momentum, no schedule
+ADAPTIVE = prox(SingleStepFW(), Diagonal(), average=0.99)  # Adam's metric; no momentum, no schedule
 METHODS: dict[str, tuple[int, str, str, Make]] = {  # passes through the network per step, marker, colour, optimizer
     "SGD": (2, "s--", PURPLE, lambda loss, params, lr: SGD(params, lr)),
     "Adam": (2, "D--", GREY, lambda loss, params, lr: Adam(params, lr)),
-    "SingleStepFW": (2, "o-", ORANGE, prox(SingleStepFW())),
-    "CorrectiveFW(5)": (10, "^-", GREEN, prox(CorrectiveFW(5))),  # a forward pass, five vjps and four jvps
+    "SingleStepFW": (2, "o-", ORANGE, prox(SingleStepFW(), Euclidean())),
+    "CorrectiveFW(5)": (10, "^-", GREEN, prox(CorrectiveFW(5), Euclidean())),  # a forward pass, five vjps and four jvps
     "SingleStepFW, Diagonal, averaged": (2, "o-", BLUE, ADAPTIVE),
 }
 
@@ -108,7 +109,7 @@ def live_step() -> tuple[Report, Report, list[Trace]]:
     """The eleventh training step with two solvers, each verified, and the bounds along the steps of the first one."""
     x, y = digits()[0].double().split(64), digits()[1].split(64)
     model, loss = mlp(seed=0).double(), CrossEntropy()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), lr=0.01, metric=Diagonal())
+    optimizer = prox(SingleStepFW(), Diagonal())(loss, list(model.parameters()), 0.01)
     for k in range(10):
         optimizer.step(lambda k=k: loss(model(x[k]), y[k]))
     problem = optimizer.problem(loss(model(x[10]), y[10]))

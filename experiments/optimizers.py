@@ -1,13 +1,13 @@
 """Every optimizer of the experiments by name, with its published settings, and the losses.
 
 ALI-G: Berrada, Zisserman and Kumar, ICML 2020. MoMo: Schaipp et al., ICML 2024. Prodigy: Mishchenko and Defazio, ICML
-2024. Schedule-free: Defazio et al., NeurIPS 2024. All four come from packages (the extra ``peers``). DoG, whose package
-is not maintained, and BPGrad are our own.
+2024. Schedule-free: Defazio et al., NeurIPS 2024. SOAP: Vyas et al., ICLR 2025. All five come from packages (the extra
+``peers``). DoG, whose package is not maintained, and BPGrad are our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from experiments.bpgrad import BPGrad
 from experiments.config import Config, known
-from experiments.dog import DoG
+from experiments.peers import BPGrad, DoG, Muon
 from experiments.schedules import WARM_UP
 from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
 from proxsvm._extras import load
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import MultiStepFW, SingleStepFW
-
-Params = Iterable[nn.Parameter]
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "smooth-hinge": lambda: MultiClassHinge(smooth=True),
@@ -86,16 +83,17 @@ def by_closure(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
 # How it is created.
 
 
-Build = Callable[[Config, nn.Module, Params, int], Optimizer]
+Build = Callable[[Config, nn.Module, nn.Module, int], Optimizer]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer's factory, ``(config, loss, params, steps of the whole training)``, and the way it takes a step.
+    """Its name, its factory ``(config, loss, model, steps of the whole training)``, and the way it takes a step.
 
     ``prepare`` is applied to the network first; ``proximal`` marks ours.
     """
 
+    name: str
     build: Build
     update: Callable[[Optimizer, Evaluate], Tensor] = after_backward
     prepare: Callable[[nn.Module], nn.Module] = lambda network: network
@@ -103,8 +101,10 @@ class Recipe:
 
 
 METRICS: dict[str, Callable[[], Any]] = {
+    "": lambda: metrics.Euclidean(),
     "euclidean": lambda: metrics.Euclidean(),
     "diagonal": lambda: metrics.Diagonal(),
+    "kronecker": lambda: metrics.Kronecker(),
 }
 
 
@@ -115,89 +115,85 @@ class FullStep(SingleStepFW):
         return problem.first()
 
 
-def prox(solver: Callable[[], Any], **recipe: Any) -> Recipe:
-    def build(c: Config, loss: nn.Module, params: Params, _: int) -> Optimizer:
-        options: dict[str, Any] = {}
-        if c.metric:
-            options["metric"] = METRICS[known("metric", c.metric, METRICS)]()
-        if c.average:
-            options["average"] = float(c.average)
-        return ProxOptimizer(
-            loss, solver(), params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, **options
-        )
+def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
+    """Ours: every option is passed, so that a run does not depend on the defaults."""
 
-    return Recipe(build, proximal=True, **recipe)
+    def build(c: Config, loss: nn.Module, model: nn.Module, _: int) -> Optimizer:
+        options: dict[str, Any] = {"lr": c.lr, "momentum": c.momentum, "memory": c.memory}
+        options["metric"] = METRICS[known("metric", c.metric, METRICS)]()
+        options["average"] = float(c.average) if c.average else None
+        return ProxOptimizer(loss, solver(), model.parameters(), weight_decay=c.weight_decay, **options)
+
+    return Recipe(name, build, proximal=True, **recipe)
 
 
-def adaptive(kind: type[Optimizer], **options: Any) -> Recipe:
-    return Recipe(lambda c, _, params, __: kind(params, lr=c.lr, weight_decay=c.weight_decay, **options))  # type: ignore[call-arg]
+def peer(
+    name: str, kind: Callable[[], Any], momentum: str = "", update: Any = after_backward, **options: Any
+) -> Recipe:
+    """An optimizer of another package, and what it calls the momentum, if it has one."""
+
+    def build(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
+        given = {momentum: c.momentum} if momentum else {}
+        return kind()(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, **given, **options)
+
+    return Recipe(name, build, update)
 
 
-def sgd(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return torch.optim.SGD(params, c.lr, c.momentum, weight_decay=c.weight_decay, nesterov=c.momentum > 0)
+def of(package: str, name: str) -> Callable[[], Any]:
+    """An optimizer of the extra ``peers``, imported when it is used."""
+    return lambda: getattr(load(package, extra="peers"), name)
 
 
-def bpgrad(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return BPGrad(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
+def sgd(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), c.lr, c.momentum, weight_decay=c.weight_decay, nesterov=c.momentum > 0)
 
 
-def alig(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
+def alig(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
     """lr is the cap of its step. It has no weight decay (its authors constrain the norm instead): none is applied."""
-    return load("pytorch_optimizer", extra="peers").AliG(params, max_lr=c.lr, momentum=c.momentum)
+    return load("pytorch_optimizer", extra="peers").AliG(model.parameters(), max_lr=c.lr, momentum=c.momentum)
 
 
-def momo(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return _resumable(load("momo", extra="peers").Momo)(params, lr=c.lr, weight_decay=c.weight_decay, beta=c.momentum)
-
-
-def momo_adam(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    return _resumable(load("momo", extra="peers").MomoAdam)(params, lr=c.lr, weight_decay=c.weight_decay)
-
-
-def prodigy(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    """lr = 1 is its authors' setting for every task."""
-    return load("prodigyopt", extra="peers").Prodigy(params, lr=c.lr, weight_decay=c.weight_decay)
-
-
-def schedule_free(c: Config, _: nn.Module, params: Params, __: int) -> Optimizer:
-    kind = load("schedulefree", extra="peers").SGDScheduleFree
-    return kind(params, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
-
-
-def schedule_free_adamw(c: Config, _: nn.Module, params: Params, steps: int) -> Optimizer:
+def schedule_free_adamw(c: Config, _: nn.Module, model: nn.Module, steps: int) -> Optimizer:
     """With a warm-up, as its authors recommend: as long as that of AdamW's cosine."""
     kind = load("schedulefree", extra="peers").AdamWScheduleFree
-    return kind(params, lr=c.lr, weight_decay=c.weight_decay, warmup_steps=round(WARM_UP * steps))
+    return kind(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, warmup_steps=round(WARM_UP * steps))
 
 
-OPTIMIZERS: dict[str, Recipe] = {
-    "dfw": prox(SingleStepFW),
-    "dfw-full": prox(FullStep),
-    "multistep": prox(lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
-    "sgd": Recipe(sgd),
-    "adagrad": adaptive(torch.optim.Adagrad),
-    "adam": adaptive(torch.optim.Adam),
-    "adamw": adaptive(torch.optim.AdamW),
-    "amsgrad": adaptive(torch.optim.Adam, amsgrad=True),
-    "bpgrad": Recipe(bpgrad, told_the_loss),
-    "alig": Recipe(alig, told_a_number),
-    "momo": Recipe(momo, told_the_loss),
-    "momo-adam": Recipe(momo_adam, told_the_loss),
-    "prodigy": Recipe(prodigy),
-    "dog": adaptive(DoG),
-    "schedulefree": Recipe(schedule_free),
-    "schedulefree-adamw": Recipe(schedule_free_adamw),
+OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, then those that it does not have
+    "adagrad": peer("Adagrad", lambda: torch.optim.Adagrad),
+    "adam": peer("Adam", lambda: torch.optim.Adam),
+    "amsgrad": peer("AMSGrad", lambda: torch.optim.Adam, amsgrad=True),
+    "bpgrad": peer("BPGrad", lambda: BPGrad, "momentum", told_the_loss),
+    "dfw": prox("DFW", SingleStepFW),
+    "sgd": Recipe("SGD", sgd),
+    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
+    "dfw-full": prox("DFW, γ ≡ 1", FullStep),
+    "alig": Recipe("ALI-G", alig, told_a_number),
+    "momo": peer("MoMo", lambda: _resumable(of("momo", "Momo")()), "beta", told_the_loss),
+    "prodigy": peer("Prodigy", of("prodigyopt", "Prodigy")),  # lr = 1 is its authors' setting for every task
+    "schedulefree": peer("Schedule-Free", of("schedulefree", "SGDScheduleFree"), "momentum"),
+    "adamw": peer("AdamW", lambda: torch.optim.AdamW),
+    "schedulefree-adamw": Recipe("Schedule-Free AdamW", schedule_free_adamw),
+    "nadamw": peer("NAdamW", lambda: torch.optim.NAdam, decoupled_weight_decay=True),
+    "soap": peer("SOAP", of("pytorch_optimizer", "SOAP"), max_precondition_dim=2048),  # of a vocabulary: a diagonal
+    "muon": Recipe("Muon", lambda c, _, model, __: Muon(model, lr=c.lr, weight_decay=c.weight_decay)),
+    "momo-adam": peer("MoMo-Adam", lambda: _resumable(of("momo", "MomoAdam")()), update=told_the_loss),
+    "dog": peer("DoG", lambda: DoG),
 }
+
+
+def title(config: Config) -> str:
+    """``SOAP 0.003``: what a run is called while it runs."""
+    return f"{OPTIMIZERS[config.optimizer].name} {config.lr}"
 
 
 def recipe_of(config: Config) -> Recipe:
     """The optimizer's recipe, if its options fit."""
     recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
-    for name, given in {"metric": config.metric, "average": config.average, "lr": config.lr == "auto"}.items():
-        if given and not recipe.proximal:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}, which {config.optimizer} does not have: only proxsvm has it"
-            )
+    given = {"metric": config.metric, "average": config.average, "memory": config.memory, "lr": config.lr == "auto"}
+    for name in (name for name, value in given.items() if value and not recipe.proximal):
+        value = getattr(config, name)
+        raise ValueError(f"{name} is {value!r}, which {config.optimizer} does not have: only proxsvm has it")
     return recipe
 
 

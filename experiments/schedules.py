@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 
 from experiments.config import Config, known
 
@@ -34,30 +34,25 @@ class Schedule:
 
     def __init__(self, config: Config, optimizer: Optimizer) -> None:
         self.name, self.lr, self.optimizer = known("schedule", config.schedule, SCHEDULES), config.lr, optimizer
-        self.scheduler: Any = None
-        if self.name == "snli":
-            options: dict[str, Any] = {"mode": "max", "factor": 0.2, "patience": 0, "threshold": 0.0}
-            self.scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, **options)
-        elif self.name in FALLS:
-            factor, parts = FALLS[self.name]
-            falls = [int(part * config.epochs) for part in parts]
-            self.scheduler = lr_scheduler.MultiStepLR(optimizer, falls, gamma=factor)
+        self.epochs, self.best, self.factor = config.epochs, -math.inf, 1.0
 
     def before_step(self, part: float) -> None:
         """``part`` of all steps are done."""
         if self.name == "cosine":
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr * cosine(part)
+            self.factor = cosine(part)
+        elif self.name in FALLS:
+            factor, parts = FALLS[self.name]
+            self.factor = factor ** sum(int(part * self.epochs) >= int(fall * self.epochs) for fall in parts)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * self.factor
 
     def after_epoch(self, accuracy: float) -> None:
-        if self.name == "snli":
-            self.scheduler.step(accuracy)
-        elif self.scheduler is not None:
-            self.scheduler.step()
+        if self.name == "snli" and not accuracy > self.best:
+            self.factor /= 5
+        self.best = max(self.best, accuracy)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.scheduler is None else self.scheduler.state_dict()
+        return {"best": self.best, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state)
+        self.best, self.factor = state["best"], state["factor"]

@@ -54,34 +54,23 @@ def tokenise(sentence: str) -> list[str]:
     return WORD.findall(sentence.lower()) or ["."]
 
 
-def read_pairs(file: Path) -> tuple[Sentences, Sentences, list[int]]:
-    """The words of both sentences of each pair, and its label."""
-    first, second, labels = read_sentences(file)
-    return list(map(tokenise, first)), list(map(tokenise, second)), labels
-
-
 def read_sentences(file: Path) -> tuple[list[str], list[str], list[int]]:
     """Both sentences of each pair, and its label; pairs without a gold label ("-") are left out."""
-    first, second, labels = [], [], []
+    rows = []
     for number, line in enumerate(_lines(file, SNLI), 1):
         try:
             row = json.loads(line)
-            label, one, two = row["gold_label"], row["sentence1"], row["sentence2"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if row["gold_label"] != "-":
+                rows.append((row["sentence1"], row["sentence2"], LABELS.index(row["gold_label"])))
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{file}, line {number}: expected JSON with gold_label, sentence1 and sentence2 ({error!r}): is the "
+                f"{file}, line {number}: expected JSON with sentence1, sentence2 and a gold_label ({error!r}): is the "
                 f"file whole? {SNLI}"
             ) from error
-        if label == "-":
-            continue
-        if label not in LABELS:
-            raise ValueError(f"{file}, line {number}: gold_label is {label!r}; expected {', '.join(LABELS)} or -")
-        first.append(one)
-        second.append(two)
-        labels.append(LABELS.index(label))
-    if not labels:
+    if not rows:
         raise ValueError(f"{file} has no pair with a gold label: is it whole? {SNLI}")
-    return first, second, labels
+    first, second, labels = zip(*rows, strict=True)
+    return list(first), list(second), list(labels)
 
 
 def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
@@ -91,22 +80,16 @@ def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     """
     vectors: dict[str, np.ndarray] = {}
     size = 0
-    line = "\n"
     for number, line in enumerate(_lines(file, GLOVE), 1):
         size = size or line.count(" ")
         word, _, numbers = line.partition(" ")
-        if word not in wanted or word in vectors or line.count(" ") > size:
-            continue
-        try:
-            vectors[word] = np.array(numbers.split(), np.float32)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}; expected a word and {size} numbers. {GLOVE}") from error
-        if len(vectors[word]) != size:
-            raise ValueError(
-                f"{file}, line {number} has {len(vectors[word])} numbers; expected {size}: is the file whole? {GLOVE}"
-            )
-    if not line.endswith("\n"):
-        raise ValueError(f"{file} ends within a line: it is not whole. {GLOVE}")
+        if line.count(" ") < size or not line.endswith("\n"):
+            raise ValueError(f"{file}, line {number}: expected a word and {size} numbers: is the file whole? {GLOVE}")
+        if word in wanted and word not in vectors and line.count(" ") == size:
+            try:
+                vectors[word] = np.array(numbers.split(), np.float32)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}; expected a word and {size} numbers") from error
     if not vectors:
         raise ValueError(f"{file} has a vector for none of the {len(wanted)} words: is it GloVe's text format? {GLOVE}")
     return vectors
@@ -120,7 +103,8 @@ def load(
     ``samples`` training pairs are drawn by ``seed`` (None: all, in the file's order). Row 0 of the vectors is padding,
     zeros; row 1 is any word that GloVe does not have: the mean vector.
     """
-    texts = [read_pairs(data / "snli_1.0" / f"snli_1.0_{name}.jsonl") for name in ("train", "dev", "test")]
+    texts = [read_sentences(data / "snli_1.0" / f"snli_1.0_{name}.jsonl") for name in ("train", "dev", "test")]
+    texts = [([*map(tokenise, first)], [*map(tokenise, second)], y) for first, second, y in texts]
     if samples is not None:
         chosen = np.random.default_rng(seed).permutation(len(texts[0][2]))[:samples]
         texts[0] = tuple([column[i] for i in chosen] for column in texts[0])  # type: ignore[assignment]
@@ -183,13 +167,9 @@ class WordPairModel(SentencePairBiLSTM):
         zero = self.vectors.new_zeros(1, len(words), self.lstm.hidden_size)
         sides = []
         for ids, weights in zip((words, turned), self.lstm.all_weights, strict=True):
-            # oneDNN has no bfloat16 LSTM for CPUs without AVX-512: those compute it in float32
-            half = torch.is_autocast_enabled("cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-            with torch.autocast("cpu", enabled=half):
-                states = torch.lstm(
-                    self.vectors[ids], (zero, zero), list(weights), True, 1, 0.0, self.training, False, True
-                )
-            sides.append(states[0])
+            with torch.autocast("cpu", enabled=False):  # oneDNN has no bfloat16 LSTM for CPUs without AVX-512
+                inputs = self.vectors[ids], (zero, zero), list(weights)
+                sides.append(torch.lstm(*inputs, True, 1, 0.0, self.training, False, True)[0])
         return torch.cat(sides, 2).masked_fill((at >= lengths[:, None])[:, :, None], -torch.inf).max(1).values
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pandas import DataFrame, read_csv
 from torch import Tensor, nn
 
 CALIFORNIA = [  # the columns of the files, the target last
@@ -19,8 +20,8 @@ BIKE = [
     *("temp", "atemp", "hum", "windspeed", "casual", "registered", "cnt"),
 ]
 HOW = {
-    "california": "Get cal_housing.tgz of Luís Torgo's regression data sets, unpack cal_housing.data",
-    "bike": "Get https://archive.ics.uci.edu/static/public/275/bike+sharing+dataset.zip, unpack hour.csv",
+    "california": "python -m experiments download california gets it (Luís Torgo's regression data sets)",
+    "bike": "python -m experiments download bike gets it from UCI",
 }
 
 
@@ -42,11 +43,10 @@ class Table:
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """8 features, the four counts as logarithms; the target is the median house value in dollars."""
-    rows = _read(data / "cal_housing.data", CALIFORNIA, "california", header=False)
-    columns = {name: rows[:, k].astype(np.float64) for k, name in enumerate(CALIFORNIA)}
-    counts = ("total_rooms", "total_bedrooms", "population", "households")
-    x = np.stack([np.log(columns[n]) if n in counts else columns[n] for n in CALIFORNIA[:-1]], 1)
-    return x, columns["median_house_value"], x.shape[1]
+    rows = _read(data / "cal_housing.data", CALIFORNIA, "california")
+    counts = ["total_rooms", "total_bedrooms", "population", "households"]
+    rows[counts] = np.log(rows[counts])
+    return rows[CALIFORNIA[:-1]].to_numpy(float), rows["median_house_value"].to_numpy(float), 8
 
 
 def bike(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -54,13 +54,11 @@ def bike(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
     ``casual`` and ``registered`` add up to the target, so they are not features; nor are the row number and the date.
     """
-    rows = _read(data / "hour.csv", BIKE, "bike", header=True)
-    columns = {name: rows[:, k] for k, name in enumerate(BIKE)}
-    names = ("yr", "holiday", "workingday", "temp", "atemp", "hum", "windspeed")
-    numbers = np.stack([columns[name].astype(np.float64) for name in names], 1)
+    rows = _read(data / "hour.csv", BIKE, "bike")
+    names = ["yr", "holiday", "workingday", "temp", "atemp", "hum", "windspeed"]
     levels = {"season": (1, 4), "mnth": (1, 12), "hr": (0, 23), "weekday": (0, 6), "weathersit": (1, 4)}
-    one_hot = [columns[name].astype(int)[:, None] == np.arange(low, high + 1) for name, (low, high) in levels.items()]
-    return np.concatenate([numbers, *one_hot], 1), columns["cnt"].astype(np.float64), len(names)
+    one_hot = [rows[name].to_numpy()[:, None] == np.arange(low, high + 1) for name, (low, high) in levels.items()]
+    return np.concatenate([rows[names], *one_hot], 1), rows["cnt"].to_numpy(float), len(names)
 
 
 READERS = {"california": california, "bike": bike}
@@ -102,18 +100,15 @@ def mlp(inputs: int, width: int = 128, depth: int = 2) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
 
-def _read(file: Path, names: list[str], name: str, *, header: bool) -> np.ndarray:
-    """The cells of a comma-separated file as text, ``[rows, len(names)]``."""
+def _read(file: Path, names: list[str], name: str) -> DataFrame:
+    """The rows of a comma-separated file, with its header if it has one."""
     if not file.exists():
-        raise FileNotFoundError(f"{file} is missing. {HOW[name]}, and pass its folder: --data DIR")
-    lines = [line.split(",") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if header and lines and lines.pop(0) != names:
-        raise ValueError(f"{file} has another first line; expected {','.join(names)}. {HOW[name]}")
-    for number, cells in enumerate(lines, 1 + header):
-        if len(cells) != len(names):
-            raise ValueError(
-                f"{file}, line {number} has {len(cells)} cells; expected {len(names)}: is it whole? {HOW[name]}"
-            )
-    if not lines:
-        raise ValueError(f"{file} has no rows: is it whole? {HOW[name]}")
-    return np.array(lines)
+        raise FileNotFoundError(f"{file} is missing. {HOW[name]}; --data DIR is the folder")
+    own = {"header": 0} if name == "bike" else {"names": names, "index_col": False}
+    try:
+        rows = read_csv(file, **own)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}. {HOW[name]}") from error
+    if list(rows) != names or rows.empty or rows.isna().any(axis=None):
+        raise ValueError(f"{file} has no rows, or others; expected {','.join(names)}: is it whole? {HOW[name]}")
+    return rows

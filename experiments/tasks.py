@@ -1,12 +1,10 @@
-"""What is learned: samples, the networks of their family, and how a prediction is scored."""
+"""The tasks by the name of their data set, and the networks of their families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,42 +12,8 @@ from torch import Tensor, nn
 from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
 from experiments.models import DenseNet, WideResNet
-
-Batch = tuple[tuple[Tensor, ...], Tensor]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Three splits and what to do with them.
-
-    ``take(split, index, generator)`` returns the inputs of the network and the targets; it augments if it is given a
-    generator. ``batches(size, generator)`` splits an epoch. ``score(output, target)`` is one scalar per sample;
-    ``measure`` names its mean. ``flat``: the loss sees all but the last dimension of the output as samples.
-    """
-
-    train: Any
-    val: Any
-    test: Any
-    network: Callable[[], nn.Module]
-    take: Callable[[Any, Tensor, torch.Generator | None], Batch]
-    score: Callable[[Tensor, Tensor], Tensor]
-    measure: str = "accuracy"
-    batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
-    flat: bool = False
-
-    @property
-    def better(self) -> Callable[[float, float], float]:
-        """The better of two values of the measure: errors and nats should be small."""
-        return max if self.measure == "accuracy" else min
-
-    def loss(self, criterion: nn.Module, output: Tensor, y: Tensor) -> Tensor:
-        return criterion(output.flatten(0, -2), y.flatten()) if self.flat else criterion(output, y)
-
-    def epoch(self, size: int, generator: torch.Generator) -> Sequence[Tensor]:
-        """The batches of an epoch, as indices of the training samples."""
-        if self.batches is not None:
-            return self.batches(size, generator)
-        return torch.randperm(len(self.train), generator=generator).split(size)
+from experiments.structured import camvid, chunking, ocr, sentences
+from experiments.task import Task
 
 
 def right(output: Tensor, y: Tensor) -> Tensor:
@@ -70,7 +34,7 @@ def images(config: Config) -> Task:
     build = IMAGE_MODELS[known("model", config.model, IMAGE_MODELS)]
     train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.held, config.records)
 
-    def take(split: cifar.Images, index: Tensor, generator: torch.Generator | None) -> Batch:
+    def take(split: cifar.Images, index: Tensor, generator: torch.Generator | None) -> tuple[tuple[Tensor], Tensor]:
         x = split.x[index]
         x = cifar.augment(x, generator) if config.augment and generator else x
         return (x.contiguous(memory_format=torch.channels_last),), split.y[index]
@@ -92,9 +56,7 @@ def sentence_pairs(config: Config) -> Task:
     hidden, layer, glove = PAIR_MODELS[known("model", config.model, PAIR_MODELS)]
     train, val, test, vectors = snli.load(Path(config.data), config.images or None, seed=0, glove=glove)
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=lambda: snli.WordPairModel(vectors, hidden, layer),
         take=lambda split, index, _: snli.take(split, index),
         score=right,
@@ -107,9 +69,7 @@ def rows(config: Config) -> Task:
     known("model", config.model, ["mlp"])
     train, val, test = tabular.load(Path(config.data), config.dataset)
     return Task(
-        train,
-        val,
-        test,
+        *(train, val, test),
         network=lambda: tabular.mlp(train.x.shape[1]),
         take=lambda split, index, _: ((split.x[index],), split.y[index]),
         score=lambda output, y: train.scale * (output - y).abs().sum(1),
@@ -140,6 +100,11 @@ TASKS: dict[str, Callable[[Config], Task]] = {
     "california": rows,
     "bike": rows,
     "lm": characters,
+    "ocr-small": lambda config: ocr.task("small", config.model, Path(config.data)),
+    "ocr-large": lambda config: ocr.task("large", config.model, Path(config.data)),
+    "chunking": lambda config: chunking.task(Path(config.data)),
+    "camvid": lambda config: camvid.task(Path(config.data)),
+    "sentences": lambda config: sentences.task(Path(config.data)),
 }
 
 

@@ -7,13 +7,13 @@ torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from tqdm import tqdm
 
 import proxsvm
 from experiments import config as configs
-from experiments.averaging import average, fresh_statistics
+from experiments import folder
+from experiments.averaging import average, with_fresh_statistics
 from experiments.config import Config, known
-from experiments.folder import Line, claim, keep, read_log, resume, same_run, write_log
-from experiments.optimizers import OPTIMIZERS, criterion_of, recipe_of
+from experiments.folder import Line, Result
+from experiments.optimizers import OPTIMIZERS, recipe_of
 from experiments.schedules import Schedule
-from experiments.tasks import Task, task_of
+from experiments.task import Task, Tensors, each
+from experiments.tasks import task_of
 from proxsvm import ProxOptimizer
-from proxsvm._extras import load as load_extra
 
 RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
 PRECISIONS = ("float32", "bfloat16")
-tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
 
 class TimeUp(Exception):
@@ -64,11 +63,12 @@ class Training:
     def of(cls, config: Config) -> Training:
         recipe = recipe_of(config)
         known("precision", config.precision, PRECISIONS)
-        criterion, task = criterion_of(config), task_of(config)
+        task = task_of(config)
+        criterion = task.criterion(config)
         torch.manual_seed(config.seed)
         model = recipe.prepare(task.network()).to(config.device)
         steps = config.epochs * len(task.epoch(config.batch, torch.Generator()))
-        optimizer = recipe.build(config, criterion, model.parameters(), steps)
+        optimizer = recipe.build(config, criterion, model, steps)
         if config.average:
             proxsvm.follow(model, optimizer)
         schedule = Schedule(config, optimizer) if config.schedule else None
@@ -84,71 +84,69 @@ class Training:
             parts["schedule"] = self.schedule
         return parts | {f"average {form}": mean for form, mean in self.averages.items()}
 
+    def train(self) -> None:
+        """The training mode and weights, where an optimizer evaluates others."""
+        self.model.train()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
 
-def run(config: Config, out: Path, tensorboard: bool = False, until: float = math.inf) -> list[Line]:
-    """Train as ``config`` says, or resume a run in ``out`` that was stopped; returns the lines of its log.
+
+def run(
+    config: Config, out: Path, tell: Callable[[Line], object] = lambda line: None, until: float = math.inf
+) -> Result:
+    """Train as ``config`` says, or resume a run in ``out`` that was stopped; ``tell`` is told of every epoch.
 
     Raises TimeUp after the first epoch that ends later than ``until``, a time of ``time.monotonic()``.
     """
-    logged = read_log(out)
-    if len(logged) >= config.epochs and same_run(config, out):
-        return logged
     training = Training.of(config)
-    if training.rank == 0:
-        claim(config, out)
-    done, lines = resume(out, training.parts, logged)
-    if training.rank == 0 and lines != logged:  # stopped between the checkpoint and the log, or a checkpoint is damaged
-        write_log(out, lines)
+    first = training.rank == 0
+    done = folder.claim(config, out) if first else folder.result(out)
+    if done is not None:
+        return done
+    lines = folder.resume(out, training.parts)
     network = DistributedDataParallel(training.model) if training.world > 1 else training.model
     if config.compile:
         network = torch.compile(network, backend=config.compile)
-    board = load_extra("torch.utils.tensorboard", extra="experiments") if tensorboard and training.rank == 0 else None
-    writer = board.SummaryWriter(str(out), purge_step=done + 1) if board else None
-    for epoch in range(done, config.epochs):
+    for epoch in range(len(lines), config.epochs):
         began, last = time.perf_counter(), epoch + 1 == config.epochs
-        line = {"epoch": epoch + 1} | _epoch(training, network, epoch) | _judge(training, last)
+        line = {"epoch": epoch + 1} | _epoch(training, network, epoch)
+        line["train_seconds"] = time.perf_counter() - began
+        line |= _judge(training, last)
         line["seconds"] = time.perf_counter() - began
         lines.append(line)
-        if training.rank == 0:
-            print(json.dumps(line), flush=True)
-            training.model.train()  # the training weights, where an optimizer evaluates others
-            keep(out, training.parts, epoch + 1, lines)
-        if writer:
-            for name, value in line.items():
-                if isinstance(value, float):
-                    writer.add_scalar(name, value, epoch + 1)
-            writer.flush()
+        if first:
+            training.train()
+            folder.keep(out, training.parts, lines)
+            tell(line)
         if training.world > 1:
             dist.barrier()
         if time.monotonic() > until and not last:
             raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
-    if writer:
-        writer.close()
-    return lines
+    return folder.finish(out, lines) if first else {"curve": lines}
 
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     """A pass over the training samples, and its measurements."""
     config, task, rank, world = training.config, training.task, training.rank, training.world
     optimizer, update = training.optimizer, OPTIMIZERS[config.optimizer].update
-    generator = torch.Generator().manual_seed(config.seed * 100_003 + epoch)  # an epoch does not depend on earlier ones
+    seed = config.seed * 100_003 + epoch  # an epoch does not depend on earlier ones
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)  # for dropout
     batches = task.epoch(config.batch, generator)
     batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
     totals, steps, gammas = torch.zeros(2, device=config.device), [], []
-    network.train()
-    if hasattr(optimizer, "train"):
-        optimizer.train()
-    bar = tqdm(batches, desc=f"epoch {epoch + 1}/{config.epochs}", disable=rank > 0, leave=False)
-    for k, batch in enumerate(bar):
+    training.train()
+    for k, batch in enumerate(batches):
         inputs, y = task.take(task.train, batch, generator)
-        inputs, y = tuple(x[rank::world].to(config.device) for x in inputs), y[rank::world].to(config.device)
+        inputs, y = (each(lambda x: x[rank::world].to(config.device), part) for part in (inputs, y))
         score = torch.zeros((), device=config.device)
 
         def loss() -> Tensor:
             with passes(config):
                 output = network(*inputs)  # noqa: B023
-            output = output.float()
-            score.copy_(task.score(output.detach(), y).mean())  # noqa: B023
+            output = each(Tensor.float, output)
+            if task.score is not None:
+                score.copy_(task.score(each(Tensor.detach, output), y).mean())  # noqa: B023
             return task.loss(training.criterion, output, y)  # noqa: B023
 
         if training.schedule is not None:
@@ -161,7 +159,8 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
         for mean in training.averages.values():
             mean.update_parameters(training.model)
     value, score = (totals / sum(map(len, batches))).tolist()
-    seen = {"train_loss": value, f"train_{task.measure}": score, "step_size": _mean(steps)}
+    seen = {"train_loss": value, "step_size": _mean(steps)}
+    seen |= {f"train_{task.measure}": score} if task.score is not None else {}
     return seen | ({"gamma": _mean(gammas)} if gammas else {})
 
 
@@ -169,29 +168,20 @@ def _judge(training: Training, last: bool) -> Line:
     """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
     line: Line = {}
-    with judged(training):
-        line["val"] = best.look("", training.model, evaluate(config, task, training.model, task.val))
+    model = judged(training)
+    line["val"] = best.look("", model, evaluate(config, task, model, task.val))
     means = training.averages.items()
     if means:
-        line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m, task.val)) for k, m in means}
-    if means and last:  # is averaging batch norm's buffers as good as re-estimating them?
-        line["val_averaged_fresh"] = {}
-        for k, mean in means:
-            with passes(config), fresh_statistics(mean, _some_inputs(config, task)):
-                line["val_averaged_fresh"][k] = evaluate(config, task, mean, task.val)
+        line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
-    if config.test and last:  # the test set is read once, with the weights that validation preferred
-        tests = {k: evaluate(config, task, _chosen(training, k), task.test) for k in ("", *training.averages)}
+    if config.test and last:  # the test set is read once, with the weights that validation preferred and with the last
+        ends = {"": model} | {k: mean.module for k, mean in means}
+        chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
+        tests = {k: evaluate(config, task, end, task.test) for k, end in chosen.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
+        line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
     return line
-
-
-def _chosen(training: Training, name: str) -> nn.Module:
-    """A network with the best weights; with the current ones if no epoch gave a number."""
-    network = training.task.network().to(training.config.device)
-    network.load_state_dict(training.model.state_dict())
-    return training.best.load(name, network)
 
 
 def _mean(values: Sequence[Tensor | float]) -> float:
@@ -215,36 +205,40 @@ def passes(config: Config) -> AbstractContextManager[Any]:
 
 @torch.no_grad()
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
-    """The mean score over a split."""
+    """The mean score over a split, or the task's own measure of it."""
     model.eval()
-    total = torch.zeros((), device=config.device, dtype=torch.float64)
-    for batch in torch.arange(len(split)).split(500):
+    outputs = _outputs(config, task, model, split)
+    if task.judge is not None:
+        return float(task.judge(outputs, config.loss))
+    assert task.score is not None
+    return float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)
+
+
+def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:
+    for batch in torch.arange(len(split)).split(task.evaluated):
         inputs, y = task.take(split, batch, None)
         with passes(config):
             output = model(*(x.to(config.device) for x in inputs))
-        total += task.score(output.float(), y.to(config.device)).double().sum()
-    return float(total) / len(split)
+        yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
 
 
-@contextmanager
-def judged(training: Training) -> Iterator[None]:
+def judged(training: Training) -> nn.Module:
     """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen.
 
     (The averages of our own optimizer follow ``model.eval()``, batch norm included.)
     """
-    optimizer = training.optimizer
-    if isinstance(optimizer, ProxOptimizer) or not hasattr(optimizer, "eval"):
-        yield
-        return
-    optimizer.eval()
-    with passes(training.config), fresh_statistics(training.model, _some_inputs(training.config, training.task)):
-        yield
-    optimizer.train()
+    if isinstance(training.optimizer, ProxOptimizer) or not hasattr(training.optimizer, "eval"):
+        return training.model
+    training.optimizer.eval()
+    return _fresh(training.config, training.task, training.model)
 
 
-def _some_inputs(config: Config, task: Task) -> Iterator[tuple[Tensor, ...]]:
-    for batch in torch.arange(len(task.train)).split(config.batch)[:RE_ESTIMATION]:
-        yield tuple(x.to(config.device) for x in task.take(task.train, batch, None)[0])
+def _fresh(config: Config, task: Task, model: nn.Module) -> nn.Module:
+    """A copy with batch-norm statistics of the first batches of the training samples."""
+    some = torch.arange(len(task.train)).split(config.batch or task.evaluated)[:RE_ESTIMATION]
+    with passes(config):
+        inputs = (each(lambda x: x.to(config.device), task.take(task.train, batch, None)[0]) for batch in some)
+        return with_fresh_statistics(model, inputs)
 
 
 class Best:
@@ -278,7 +272,6 @@ class Best:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     configs.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/run"), help="the run's folder")
-    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard's events into the run's folder")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -288,7 +281,7 @@ def main(args: argparse.Namespace) -> None:
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")
     try:
-        run(config, args.out, args.tensorboard)
+        run(config, args.out, lambda line: print(json.dumps(line), flush=True))
     finally:
         if parallel:
             dist.destroy_process_group()

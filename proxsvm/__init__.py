@@ -1,13 +1,12 @@
-"""proxsvm: every training step is a small SVM, solved in the dual.
+"""proxsvm: linearise the network, keep the loss exact, solve every training step in the dual.
 
-criterion = MultiClassHinge(smooth=True)
-optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.1, momentum=0.9)
+criterion = CrossEntropy()
+optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
 """
 
 from proxsvm.optimizer.batch_norm import refresh_batch_norm
 from proxsvm.optimizer.follow import follow, unfollow
-from proxsvm.optimizer.prox_optimizer import ProxOptimizer
-from proxsvm.optimizer.report import StepReport
+from proxsvm.optimizer.prox_optimizer import ProxOptimizer, StepReport
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.version import __version__

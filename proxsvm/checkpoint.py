@@ -8,15 +8,12 @@ import hashlib
 import io
 import os
 import secrets
-import shutil
-import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 ABANDONED = 60  # seconds after which a temporary file that nobody writes to is that of a killed process
 
@@ -24,23 +21,24 @@ ABANDONED = 60  # seconds after which a temporary file that nobody writes to is 
 def save(path: str | os.PathLike[str], **parts: Any) -> None:
     """Save ``parts`` under their names: ``save("last.pt", model=model, optimizer=optimizer, epoch=3)``.
 
-    A part with a ``state_dict()`` is saved as that, all else as it is. A temporary file is written beside ``path``,
-    flushed to disk and renamed: whenever the process dies, ``path`` is the complete old checkpoint or the new one.
-    Links and permissions are kept. Raises TypeError for a value that ``load()`` would refuse, and OSError where the
-    disk is full; the old checkpoint stays.
+    A part with a ``state_dict()`` is saved as that. A temporary file is written beside ``path``, flushed to disk and
+    renamed: if the process dies or the disk is full, ``path`` is still a complete checkpoint, the old one or the new.
 
     >>> import tempfile
-    >>> model = nn.Linear(2, 1)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(f"{folder}/last.pt", model=model, epoch=3)
+    ...     save(f"{folder}/last.pt", model=(model := nn.Linear(2, 1)), epoch=3)
     ...     load(f"{folder}/last.pt", model=model)
     {'epoch': 3}
     """
-    target = Path(path).resolve()
-    for name, part in parts.items():
-        if not hasattr(part, "state_dict"):
-            _dumped(name, part)
-    data = _dumped("a part", {name: p.state_dict() if hasattr(p, "state_dict") else p for name, p in parts.items()})
+    target, buffer = Path(path).resolve(), io.BytesIO()
+    try:
+        torch.save({name: p.state_dict() if hasattr(p, "state_dict") else p for name, p in parts.items()}, buffer)
+        torch.load(io.BytesIO(data := buffer.getvalue()), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise TypeError(
+            f"cannot save {', '.join(parts)}: one is, or contains, what torch.load(weights_only=True) refuses. Save "
+            "numbers, strings, tensors, and lists and dicts of them: float(x) for a NumPy scalar, str(x) for a path"
+        ) from error
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             left.unlink(missing_ok=True)
@@ -48,15 +46,14 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
     try:
         written.touch(0o600 if target.exists() else 0o666, exist_ok=False)
         if target.exists():
-            written.chmod(stat.S_IMODE(target.stat().st_mode))
+            written.chmod(target.stat().st_mode & 0o7777)
         with open(written, "wb") as file:
             file.write(data + _mark(data))
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, target)
     except OSError as error:
-        free = shutil.disk_usage(target.parent).free
-        raise OSError(f"could not write {target}, on whose disk {free:,} bytes are free: {error}") from error
+        raise OSError(f"could not write {target}, the old checkpoint stays: {error}") from error
     finally:
         written.unlink(missing_ok=True)
 
@@ -64,27 +61,18 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
 def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     """Load a checkpoint into ``parts``, and return everything else in it.
 
-    Raises ValueError where the checkpoint is damaged, lacks a part or does not fit one, and nothing has changed then:
-    modules, and parts with a ``check_state_dict()``, are checked first; others get their old state back.
+    Raises ValueError where the checkpoint is damaged, lacks a part or does not fit one: then nothing has changed.
     """
-    data = Path(path).read_bytes()
-    try:
-        if data[-len(_mark(b"")) :] != _mark(data[: -len(_mark(b""))]):
-            raise ValueError("its checksum differs")
-        states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file may raise anything
-        raise ValueError(f"{path} is not a checkpoint, or is damaged: {error!r}") from error
+    data, size = Path(path).read_bytes(), len(_mark(b""))
+    if data[-size:] != _mark(data[:-size]):
+        raise ValueError(f"{path} is not a checkpoint of proxsvm, or is damaged: its checksum differs")
+    states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if missing := set(parts) - set(states):
         raise ValueError(f"{path} lacks {sorted(missing)}; it has {sorted(states)}")
+    checked = [name for name, part in parts.items() if _check(name, part, states[name])]
     before = {}
-    for name, part in parts.items():
-        if isinstance(part, nn.Module):
-            _check_module(name, part, states[name])
-        elif hasattr(part, "check_state_dict"):
-            part.check_state_dict(states[name])
-        else:
-            before[name] = copy.deepcopy(part.state_dict())
-    for name in (*before, *(name for name in parts if name not in before)):
+    for name in sorted(parts, key=checked.__contains__):  # first those that can only be loaded to see if they fit
+        before[name] = copy.deepcopy(parts[name].state_dict())
         try:
             parts[name].load_state_dict(states.pop(name))
         except Exception as error:
@@ -94,33 +82,25 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     return states
 
 
-def _dumped(name: str, value: Any) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise TypeError(
-            f"cannot save {name}, a {type(value).__name__}: it is, or contains, what torch.load(weights_only=True) "
-            "refuses. Save plain numbers, strings, tensors, and lists and dicts of them: float(x) for a NumPy scalar, "
-            "str(x) for a path, dataclasses.asdict(x) for a dataclass"
-        ) from error
-    return buffer.getvalue()
+def _check(name: str, part: Any, state: Any) -> bool:
+    """Raise ValueError where ``state`` does not fit ``part``; False where only loading it can tell."""
+    if hasattr(part, "check_state_dict"):
+        part.check_state_dict(state)
+    elif isinstance(part, nn.Module):
+        there, here = (
+            {
+                (name, getattr(x, "shape", None), getattr(x, "dtype", type(x)))
+                for name, x in getattr(s, "items", tuple)()
+            }
+            for s in (state, part.state_dict())
+        )
+        if there != here:
+            raise ValueError(
+                f"the checkpoint's {name!r} is of another model: it has {there - here}; expected {here - there}"
+            )
+    return hasattr(part, "check_state_dict") or isinstance(part, nn.Module)
 
 
 def _mark(data: bytes) -> bytes:
     """The end of the file, which torch.load() ignores."""
     return b"proxsvm sha256 " + hashlib.sha256(data).hexdigest().encode()
-
-
-def _check_module(name: str, module: nn.Module, state: Any) -> None:
-    there, here = (
-        {k: _kind(x) for k, x in s.items()} if isinstance(s, Mapping) else {} for s in (state, module.state_dict())
-    )
-    for key in here | there:
-        if (a := there.get(key, "missing")) != (b := here.get(key, "missing")):
-            raise ValueError(f"the checkpoint's {name!r} is of another model: {key} is {a} there and {b} here")
-
-
-def _kind(x: Any) -> str:
-    return f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"

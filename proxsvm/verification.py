@@ -19,8 +19,7 @@ from proxsvm.solvers.exact_qp import ExactQP
 class Report:
     """What :func:`verify` found. ``ok`` if D ≤ QP ≤ P holds, ``optimal`` if the step is also the exact one.
 
-    With an approximate oracle (``exact = False``) P and the gap are lower bounds only: the report is not ``certified``,
-    a step is never called optimal, and D ≤ QP ≤ P may fail without a bug.
+    With an approximate oracle it is not ``certified``: P and the gap are lower bounds, and ``ok`` may be False.
     """
 
     solver: str

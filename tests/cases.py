@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxsvm import ProxProblem
+from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import (
     Atom,
     AveragePrecisionHinge,
@@ -43,6 +43,16 @@ from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
+
+
+class PaperOptimizer(ProxOptimizer):
+    """The paper's optimizer, which the tests vary: no memory, no average, the Euclidean metric, η = 0.1."""
+
+    def __init__(self, loss: ConvexLoss, solver: DualSolver, params: Any, lr: Any = 0.1, *args: Any, **options: Any):
+        options = {"memory": 0.0, "average": None, **options}
+        if options.get("metric") is None:
+            options["metric"] = Euclidean()
+        super().__init__(loss, solver, params, lr, *args, **options)
 
 
 @dataclass(frozen=True)

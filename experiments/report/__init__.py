@@ -1,4 +1,4 @@
-"""From finished runs to one page: results → selection → tables and figures → page.
+"""From finished runs to one page: results → tables and figures → page.
 
-``page`` is the command ``report``, ``gallery`` the command ``figure``.
+``page`` is the command ``report``, ``figures`` the command ``figure``.
 """

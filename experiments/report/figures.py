@@ -1,229 +1,236 @@
-"""The figures. Each takes a title and the runs of one task, and returns a matplotlib Figure."""
+"""Draw the figures of the report as PNG files, from the results of the sweeps.
+
+python -m experiments figure --list                       # what can be drawn from the existing results
+python -m experiments figure sensitivity-cifar10
+python -m experiments figure all --out docs/pictures/experiments
+"""
 
 from __future__ import annotations
 
+import argparse
+import inspect
+import io
+import math
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
+from pandas import DataFrame
 
+from experiments.optimizers import OPTIMIZERS
 from experiments.report import names
-from experiments.report.approximation import W_T, approximation
-from experiments.report.results import Results, Run
-from experiments.report.selection import Candidate, best, candidates, choose
-from experiments.report.style import (
-    BLACK,
-    COLORS,
-    GREY,
-    STYLE,
-    WIDTH,
-    by_epoch,
-    curve,
-    cut,
-    label,
-    legend,
-    panels,
-    style,
-)
+from experiments.report.results import Results, best, candidates, choose, grid, read, together, unit
 
+COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
+COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "soap": "#00a6c0"}
+DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
+STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
+WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
 AVERAGE = "0.995"  # the decay that all studies have
 LOST = 10  # times the lowest error
-FLOOR = 0.01  # per cent of error, where a logarithmic axis ends
+COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study
+
+
+# What the figures share.
+
+
+def panels(count: int, height: float = 2.7) -> tuple[Figure, list[Axes]]:
+    """Axes one above the other."""
+    figure = Figure(figsize=(WIDTH, height * count), layout="constrained")
+    return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
+
+
+def look_of(candidate: DataFrame) -> dict[str, Any]:
+    """A colour for each optimizer; without their schedule SGD and AdamW are dotted.
+
+    Ours are drawn on top of all others, the two metrics in two colours, dotted with the cross-entropy.
+    """
+    method = candidate.method.iloc[0]
+    constant = method.optimizer in ("sgd", "adamw") and not method.scheduled
+    first = method.optimizer == "dfw"
+    dotted = constant or (first and method.loss == "ce")
+    return {
+        "color": DIAGONAL if method.metric == "diagonal" else COLORS.get(method.optimizer, GREY),
+        "ls": ":" if dotted else (0, (4, 1.5)) if method.loss == "hinge" else "-",
+        "lw": 2.2 if first else 1.4,
+        "zorder": 3 if first else 2,
+    }
+
+
+def label(candidate: DataFrame, group: Iterable[DataFrame]) -> str:
+    """The optimizer's name, and the loss where the ``group`` has it with several."""
+    method = candidate.method.iloc[0]
+    losses = {c.method.iloc[0].loss for c in group if c.method.iloc[0].optimizer == method.optimizer}
+    return names.optimizer(method) + (f" ({names.loss(method.loss)})" if len(losses) > 1 else "")
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """One for all panels, below them, in as many columns as fit; the figure grows by its height."""
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    columns = 3 if longest < 17 else 2 if longest < 35 else 1
+    figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(labels) / columns))
+    narrow = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.5}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **narrow)
+
+
+def curve(axes: Axes, candidate: DataFrame, value: Callable[[dict[str, Any]], float], **look: Any) -> None:
+    """The mean over the seeds, and a band from the smallest to the largest."""
+    length = min(map(len, candidate.curve))
+    seeds = np.array([[value(epoch) for epoch in run[:length]] for run in candidate.curve], dtype=float)
+    seeds[~np.isfinite(seeds)] = np.nan
+    axes.plot(range(1, length + 1), seeds.mean(0), **look)
+    if len(seeds) > 1:
+        axes.fill_between(range(1, length + 1), seeds.min(0), seeds.max(0), color=look["color"], alpha=0.15, lw=0)
+
+
+def by_epoch(*axes: Axes) -> None:
+    """Integers along the bottom, and a label for them under the lowest panel."""
+    for ax in axes:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].set_xlabel("epoch")
+
+
+def cut(axes: Axes, values: Iterable[float]) -> None:
+    """End the axis at 1.5 times the smallest value: errors that exploded are cut off."""
+    finite = [value for value in values if np.isfinite(value)]
+    if finite and axes.get_ylim()[1] > 1.5 * min(finite):
+        axes.set_ylim(top=1.5 * min(finite))
+
+
+def trained(candidate: DataFrame) -> float:
+    """The measure of validation on the training samples, after the last epoch, over the seeds."""
+    return float(candidate.curve.map(lambda run: run[-1]["train"]).mean())
+
+
+def at_each_eta(pool: Iterable[DataFrame]) -> list[DataFrame]:
+    """The best candidate at each η, by validation, in the order of η."""
+    groups: dict[float, list[DataFrame]] = {}
+    for c in pool:
+        groups.setdefault(c.eta.iloc[0], []).append(c)
+    return [best(group) for _, group in sorted(groups.items())]
+
+
+def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[DataFrame]]:
+    """``at_each_eta`` for each method, by its label."""
+    pool = candidates(runs, averaged)
+    lines: dict[str, list[DataFrame]] = {}
+    for c in pool:
+        lines.setdefault(label(c, pool), []).append(c)
+    return {name: at_each_eta(line) for name, line in lines.items()}
+
+
+def validated(candidate: DataFrame) -> float:
+    return float(candidate.val.mean(skipna=False))
+
+
+def plot_eta(ax: Axes, line: Sequence[DataFrame], value: Callable[[DataFrame], float] = validated, **look: Any) -> None:
+    """A value against η; seeds are averaged, diverged runs are left out."""
+    y = np.array([value(c) for c in line], dtype=float)
+    y[~np.isfinite(y)] = np.nan
+    method = line[0].method.iloc[0]
+    constant = method.optimizer == "sgd" and not method.scheduled
+    ax.plot([c.eta.iloc[0] for c in line], y, marker="^" if constant else "o", ms=4, **look)
+
+
+# The figures: each takes a title and the runs of one task.
 
 
 @STYLE
-def figure_1() -> Figure:
-    """SGD's line and the loss-preserving approximation, without and with the proximal term."""
-    a = approximation()
-    figure, axes = panels(2, 3.0)
-    at_t = np.interp(W_T, a.w, a.objective)
-    for ax, added in zip(axes, (0 * a.proximal, a.proximal), strict=True):
-        ax.plot(a.w, a.objective, color=BLACK, lw=2, label="the objective")
-        ax.plot(a.w, a.sgd + added, color=COLORS["sgd"], lw=2, label="SGD: one line")
-        ax.plot(a.w, a.preserving + added, color=COLORS["dfw"], lw=2, label="network linearised, loss kept")
-        ax.axvline(a.w_best, color=GREY, lw=1, ls="--")
-        ax.plot(W_T, at_t, "o", color=BLACK)
-        ax.annotate("$w_t$", (W_T, at_t), textcoords="offset points", xytext=(9, -9), fontsize=12)
-        ax.set(ylim=(-2.0, 5.2), xlim=(-1.9, 3.4), xticks=[], yticks=[])
-    axes[0].annotate("$w_*$", (a.w_best, -1.8), textcoords="offset points", xytext=(4, 2), color=GREY, fontsize=12)
-    for at, model, name, below in (
-        (a.w_sgd, a.sgd, "sgd", (-14, -16)),
-        (a.w_preserving, a.preserving, "dfw", (8, -14)),
-    ):
-        bottom = np.interp(at, a.w, model + a.proximal)
-        axes[1].plot([at, at], [bottom, np.interp(at, a.w, a.objective)], ":", color=COLORS[name])
-        axes[1].plot(at, bottom, "o", color=COLORS[name])
-        axes[1].annotate(
-            "$w_{t+1}$", (at, bottom), textcoords="offset points", xytext=below, color=COLORS[name], fontsize=12
-        )
-    axes[0].set_title("two models of the objective at $w_t$")
-    axes[1].set_title("the same with the proximal term: where they step to")
-    axes[1].set_xlabel("weight")
+def errors(title: str, runs: DataFrame) -> Figure:
+    """Training and validation error at the chosen setting of each method (the paper's Figure 2).
+
+    Mean over the seeds; the band goes from the smallest to the largest. Errors above 1.5 times the best are cut.
+    """
+    chosen, averaged = choose(runs), choose(runs, averaged=True)
+    lower = bool(runs.lower.iloc[0])
+    figure, axes = panels(3 if averaged else 2, 2.2)
+
+    def error(value: float) -> float:
+        return value if lower else 100 - value
+
+    for c in chosen:
+        curve(axes[0], c, lambda epoch: error(epoch["train"]), label=label(c, chosen), **look_of(c))
+        curve(axes[1], c, lambda epoch: error(epoch["val"]), **look_of(c))
+    for c in averaged:
+        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay.iloc[0]]), **look_of(c))  # noqa: B023
+    what = unit(runs) if lower else "error, %"
+    titles = (f"{title}: training {what}", f"validation {what}", f"validation {what}, averaged weights")
+    for ax, text in zip(axes, titles, strict=False):
+        ax.set_title(text)
+        if lower:
+            cut(ax, [trained(c) if ax is axes[0] else validated(c) for c in chosen])
+    by_epoch(*axes)
     legend(figure, axes[0])
     return figure
 
 
 @STYLE
-def errors(title: str, runs: Sequence[Run]) -> Figure:
-    """Training and validation error of every method, at the setting that validation chose (the paper's Figure 2).
-
-    Below them, where there are any, the validation error of averaged weights.
-    """
-    chosen, averaged = choose(runs), choose(runs, averaged=True)
-    figure, axes = panels(3 if averaged else 2, 2.2)
-    train, val = axes[:2]
-    for c in chosen:
-        curve(train, c, lambda epoch: 100 - epoch.train, label=label(c, chosen), **style(c))
-        curve(val, c, lambda epoch: 100 - epoch.val, **style(c))
-    for c in averaged:
-        curve(axes[2], c, lambda epoch: 100 - epoch.val_averaged[c.decay], **style(c))  # noqa: B023
-    train.set_title(f"{title}: training error, %")
-    val.set_title("validation error, %")
-    if averaged:
-        axes[2].set_title("validation error of the averaged weights, %")
-    by_epoch(*axes)
-    legend(figure, train)
-    return figure
-
-
-@STYLE
-def convergence(title: str, runs: Sequence[Run]) -> Figure:
-    """Training loss, in one panel per loss because their values are not comparable, and training error."""
-    chosen = choose(runs)
-    kinds = {"hinge": ("smooth-hinge", "hinge"), "cross-entropy": ("ce",)}
-    shown = {kind: mine for kind, l in kinds.items() if (mine := [c for c in chosen if c.method.loss in l])}
-    figure, axes = panels(len(shown) + 1, 2.4)
-    for ax, (kind, mine) in zip(axes, shown.items(), strict=False):
-        for c in mine:
-            curve(ax, c, lambda epoch: max(epoch.train_loss, 1e-6), **style(c))
-        ax.set(title=f"training loss: {kind}", yscale="log")
-    for c in chosen:
-        curve(axes[-1], c, lambda epoch: max(100 - epoch.train, FLOOR), label=label(c, chosen), **style(c))
-    axes[0].set_title(f"{title}: {axes[0].get_title()}")
-    axes[-1].set(title="training error, %, comparable across losses", yscale="log")
-    by_epoch(*axes)
-    legend(figure, axes[-1])
-    return figure
-
-
-@STYLE
-def step_size(title: str, runs: Sequence[Run]) -> Figure:
-    """DFW's γη, next to the staircase that was designed for SGD (the paper's Figure 3)."""
-    chosen = [c for c in choose(runs) if c.method.optimizer in ("dfw", "multistep", "sgd")]
+def step_size(title: str, runs: DataFrame) -> Figure:
+    """The mean step-size of each epoch: DFW's γη follows from the data, SGD's was designed (the paper's Figure 3)."""
+    chosen = [c for c in choose(runs) if c.optimizer.iloc[0] in ("dfw", "multistep", "sgd")]
     figure, (ax,) = panels(1, 3.0)
     for c in chosen:
-        look = style(c) | {"label": f"{label(c, chosen)}, η = {c.eta:g}", "drawstyle": "steps-mid"}
-        curve(ax, c, lambda epoch: epoch.step_size or np.nan, **look)
+        look = look_of(c) | {"label": f"{label(c, chosen)}, η = {c.eta.iloc[0]:g}", "drawstyle": "steps-mid"}
+        curve(ax, c, lambda epoch: epoch["step_size"] or np.nan, **look)
     ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log")
     by_epoch(ax)
     legend(figure, ax)
     return figure
 
 
-def at_each_eta(pool: Iterable[Candidate]) -> list[Candidate]:
-    """The best candidate at each η, by validation, in the order of η."""
-    groups: dict[float, list[Candidate]] = {}
-    for c in pool:
-        groups.setdefault(c.eta, []).append(c)
-    return [best(group) for _, group in sorted(groups.items())]
-
-
-def along_eta(runs: Sequence[Run], averaged: bool = False) -> dict[str, list[Candidate]]:
-    """``at_each_eta`` for each method, by its label."""
-    pool = candidates(runs, averaged)
-    lines: dict[str, list[Candidate]] = {}
-    for c in pool:
-        lines.setdefault(label(c, pool), []).append(c)
-    return {name: at_each_eta(line) for name, line in lines.items()}
-
-
-def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], float], **look: Any) -> None:
-    """A value against η; seeds are averaged, diverged runs are left out."""
-    y = np.array([value(c) for c in line], dtype=float)
-    y[~np.isfinite(y)] = np.nan
-    constant = any(c.method.optimizer == "sgd" and not c.method.scheduled for c in line)
-    ax.plot([c.eta for c in line], y, marker="^" if constant else "o", ms=4, **look)
-
-
 @STYLE
-def sensitivity(title: str, runs: Sequence[Run]) -> Figure:
-    """Validation accuracy of the best epoch, and training accuracy of the last, against η (the paper's Figure 4)."""
+def sensitivity(title: str, runs: DataFrame) -> Figure:
+    """Validation at the best epoch and training at the last against η, at the best of the other settings.
+
+    (The paper's Figure 4.) Errors above 1.5 times the best are cut.
+    """
     figure, (val, train) = panels(2)
     for name, line in along_eta(runs).items():
         if len(line) > 1:
-            plot_eta(val, line, lambda c: c.val.mean, label=name, **style(line[0]))
-            plot_eta(train, line, trained, **style(line[0]))
-    val.set(title=f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs", xscale="log")
+            plot_eta(val, line, label=name, **look_of(line[0]))
+            plot_eta(train, line, trained, **look_of(line[0]))
+    val.set(title=f"{title}: validation {unit(runs)}, {runs.epochs.iloc[0]} epochs", xscale="log")
     train.set(title=f"training {unit(runs)}", xscale="log", xlabel="η (learning rate of the others)")
-    if runs[0].lower_is_better:
-        cut(val, [c.val.mean for c in candidates(runs)])
-        cut(train, [trained(c) for c in candidates(runs)])
+    if runs.lower.iloc[0]:
+        cut(val, map(validated, candidates(runs)))
+        cut(train, map(trained, candidates(runs)))
     legend(figure, val)
-    return figure
-
-
-def unit(runs: Sequence[Run]) -> str:
-    """What validation measures."""
-    return runs[0].unit
-
-
-def trained(candidate: Candidate) -> float:
-    """The same measure on the training samples, over the seeds."""
-    return float(np.mean([run.last.train for run in candidate.runs]))
-
-
-@STYLE
-def averaging(title: str, runs: Sequence[Run]) -> Figure:
-    """Validation with averaged weights and without, against η; below, DFW with each decay if there are several."""
-    mine = [run for run in runs if run.method.optimizer == "dfw"]
-    decays = sorted({decay for run in mine for decay in run.last.val_averaged}, key=Fraction)
-    figure, axes = panels(2 if len(decays) > 1 else 1)
-    plain = along_eta(runs)
-    for name, line in along_eta(runs, averaged=True).items():
-        look = style(line[0]) | {"ls": "-"}
-        plot_eta(axes[0], plain[name], lambda c: c.val.mean, **look | {"ls": ":", "lw": 1.2})
-        plot_eta(axes[0], line, lambda c: c.val.mean, label=name, **look)
-    what = f"{title}: validation {unit(runs)}, {runs[0].epochs} epochs"
-    axes[0].set(title=f"{what}\nsolid: averaged weights, dotted: without", xscale="log")
-    for ax in axes[1:]:
-        plot_eta(ax, at_each_eta(candidates(mine)), lambda c: c.val.mean, color=GREY, ls=":", label="none")
-        for k, decay in enumerate(decays, 1):
-            line = at_each_eta(c for c in candidates(mine, averaged=True) if c.decay == decay)
-            look = {"color": COLORS["dfw"], "alpha": 0.2 + 0.8 * k / len(decays), "label": decay}
-            plot_eta(ax, line, lambda c: c.val.mean, **look)
-        ax.set(title="DFW, the decay of the average", xscale="log")
-        ax.legend(ncols=3, frameon=True, framealpha=0.6, loc="lower center", edgecolor="none")
-    axes[-1].set_xlabel("η (learning rate of the others)")
-    for ax in axes if runs[0].lower_is_better else ():
-        cut(ax, [c.val.mean for c in candidates(runs, averaged=True)])
-    legend(figure, axes[0])
     return figure
 
 
 @STYLE
 def gamma(studies: Results) -> Figure:
-    """What γ contributes on each task: validation of the averages with the exact γ and with γ ≡ 1, against η."""
+    """Validation of averaged weights against η, with the exact γ (solid) and with γ ≡ 1 (dashed); one seed.
+
+    The numbers are the mean γ of the last epoch. At the top, a ring for the exact γ and a cross for γ ≡ 1: diverged, or
+    above ten times the lowest error. Errors have a logarithmic scale.
+    """
     sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
     figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
     rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
     for k, (axes, (name, runs)) in enumerate(zip(rows, studies.items(), strict=True)):
+        averaged = runs[runs.decay == AVERAGE]
         for ax, (metric, title) in zip(axes, sides, strict=True):
-            mine = [run for run in runs if run.method.metric == metric]
-            _exact_and_full(ax, mine, LOST * np.nanmin([run.best(AVERAGE) for run in runs]))
-            etas = sorted({run.config["lr"] for run in mine})
+            mine = averaged[averaged.method.map(lambda method: method.metric) == metric]
+            _exact_and_full(ax, mine, LOST * averaged.val.min())
+            etas = sorted(set(mine.eta))
             ax.set(xscale="log", title="" if k else title)
             ax.set_xticks(etas, [f"{e:g}" if e >= 1e-3 else f"{e:.0e}".replace("-0", "-") for e in etas])
-            if runs[0].lower_is_better:
+            if runs.lower.iloc[0]:
                 ax.set_yscale("log")
                 ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                 ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             ax.minorticks_off()
-            ax.margins(0.08, 0.25)  # room for the γ
-        axes[0].set_ylabel(f"{names.study(name.removeprefix('ablation-'))}\n{runs[0].unit}")
+            ax.margins(0.08, 0.25)  # for the γ
+        axes[0].set_ylabel(f"{names.study(name)}\n{unit(runs)}")
     for ax in rows[-1]:
         ax.set_xlabel("η")
     handles = {text: h for ax in rows.flat for h, text in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -231,40 +238,124 @@ def gamma(studies: Results) -> Figure:
     return figure
 
 
-def _exact_and_full(ax: Axes, runs: Sequence[Run], lost: float) -> None:
+@STYLE
+def decades(studies: Results) -> Figure:
+    """Validation of averaged weights against η over five decades: ours, with its automatic η as a line, and four peers.
+
+    Errors, or 100 minus the accuracy. Errors above three times the best are cut; what diverged is left out.
+    """
+    figure = Figure(figsize=(1.5 * WIDTH, 3.2), layout="constrained")
+    row = figure.subplots(1, len(studies), squeeze=False)[0]
+    for ax, (name, runs) in zip(row, studies.items(), strict=True):
+        lower = bool(runs.lower.iloc[0])
+        runs = runs.assign(val=runs.val if lower else 100 - runs.val, lower=True)
+        for label_, line in along_eta(runs, averaged=True).items():
+            if math.isinf(line[0].eta.iloc[0]):
+                ax.axhline(validated(line[0]), label=label_, **look_of(line[0]) | {"ls": "--"})
+            else:
+                plot_eta(ax, line, label=label_, **look_of(line[0]))
+        ax.set(title=names.study(name), xscale="log", xlabel="η, learning rate")
+        ax.set_ylabel(unit(runs) if lower else "validation error, %")
+        ax.set_ylim(top=min(ax.get_ylim()[1], 3 * runs.val.min()))
+    legend(figure, row[0])
+    return figure
+
+
+def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
     """Both lines of each loss; γ above, or below, the points of the exact one; errors above ``lost`` are at the top."""
-    for run_loss in dict.fromkeys(run.method.loss for run in runs):
-        smooth = run_loss in ("ce", "likelihood")
+    for (loss, optimizer), line in runs.groupby([runs.method.map(lambda m: m.loss), "optimizer"], sort=False):
+        if optimizer == "multistep":
+            continue
+        smooth, exact = loss in ("ce", "likelihood"), optimizer == "dfw"
         kind, color = ("cross-entropy, likelihood", COLORS["adam"]) if smooth else ("hinge, ℓ1", COLORS["dfw"])
-        for optimizer, ls, what, gone in (("dfw", "-", "γ exact", "o"), ("dfw-full", "--", "γ ≡ 1", "x")):
-            line = sorted(
-                (run for run in runs if (run.method.loss, run.method.optimizer) == (run_loss, optimizer)),
-                key=lambda run: run.config["lr"],
-            )
-            x, y = [run.config["lr"] for run in line], [run.best(AVERAGE) for run in line]
-            y = [np.inf if run.lower_is_better and value > lost else value for run, value in zip(line, y, strict=True)]
-            ax.plot(x, y, ls, marker="o", ms=4, color=color, label=f"{kind}: {what}")
-            for at, value, run in zip(x, y, line, strict=True):
-                if not np.isfinite(value):
-                    ax.plot(at, 1, gone, color=color, mfc="none", transform=ax.get_xaxis_transform(), clip_on=False)
-                elif optimizer == "dfw":
-                    place = {"y": 1, "va": "top"} if "hinge" in run_loss else {"y": 0.02, "va": "bottom"}
-                    place |= {"transform": ax.get_xaxis_transform(), "ha": "center", "fontsize": 7}
-                    ax.text(at, s=f"{run.last.gamma:.2f}", color=color, **place)
+        line = line.sort_values("eta")
+        y = line.val.where(~line.lower | (line.val <= lost), np.inf)
+        what = f"{kind}: {'γ exact' if exact else 'γ ≡ 1'}"
+        ax.plot(line.eta, y, "-" if exact else "--", marker="o", ms=4, color=color, label=what)
+        for at, value, run in zip(line.eta, y, line.curve, strict=True):
+            where = {"transform": ax.get_xaxis_transform()}
+            if not np.isfinite(value):
+                ax.plot(at, 1, "o" if exact else "x", color=color, mfc="none", clip_on=False, **where)
+            elif exact:
+                where |= {"y": 1, "va": "top"} if "hinge" in loss else {"y": 0.02, "va": "bottom"}
+                ax.text(at, s=f"{run[-1]['gamma']:.2f}", color=color, ha="center", fontsize=7, **where)
+
+
+# Which can be drawn.
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn, and the study it belongs to."""
+
+    name: str
+    study: str
+    draw: partial[Figure]
+
+    @property
+    def caption(self) -> str:
+        return inspect.getdoc(self.draw.func) or ""
+
+
+def drawings(results: Results) -> dict[str, Drawing]:
+    """All figures that can be drawn from these results, by name."""
+    found = []
+    if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
+        found.append(Drawing("gamma", "", partial(gamma, ablated)))
+    if wide := {name: runs for name, runs in results.items() if name.startswith("decades-")}:
+        found.append(Drawing("decades", "", partial(decades, wide)))
+    for study, runs in results.items():
+        for kind, (draw, shown) in _possible(study, runs, results).items():
+            name = kind if study == kind else f"{kind}-{study}"
+            found.append(Drawing(name, study, partial(draw, names.study(study), shown)))
+    return {drawing.name: drawing for drawing in found}
+
+
+def _possible(
+    study: str, runs: DataFrame, results: Results
+) -> dict[str, tuple[Callable[[str, DataFrame], Figure], DataFrame]]:
+    """The kinds of figures that a study allows, with the runs that each shows."""
+    if study.split("-")[0] in names.KINDS or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
+        return {}  # they have tables in common; the structured tasks measure nothing but validation
+    tried = grid(runs)
+    if study == "sensitivity":
+        every = together(results)
+        same = (every.task == tried.task.iloc[0]) & (every.epochs == tried.epochs.iloc[0])
+        alike = every[same & every.optimizer.isin(COMPARED) & (every.decay == "")]
+        return {"sensitivity": (sensitivity, alike.drop_duplicates(["method", "setting", "seed"], keep="last"))}
+    possible: dict[str, Any] = {"errors": (errors, runs)}
+    if (runs.optimizer == "dfw").any():
+        possible["step-size"] = step_size, runs
+    if any(len(line) > 1 for line in along_eta(tried).values()):
+        possible["sensitivity"] = sensitivity, tried
+    return possible
 
 
 @STYLE
-def regression(title: str, runs: Sequence[Run]) -> Figure:
-    """The error on validation and on training samples."""
-    chosen = choose(runs)
-    figure, (val, train) = panels(2)
-    for c in chosen:
-        curve(val, c, lambda epoch: epoch.val, label=label(c, chosen), **style(c))
-        curve(train, c, lambda epoch: epoch.train, **style(c))
-    cut(val, [c.val.mean for c in chosen])
-    cut(train, [trained(c) for c in chosen])
-    val.set_title(f"{title}: validation {unit(runs)}")
-    train.set_title(f"training {unit(runs)}")
-    by_epoch(val, train)
-    legend(figure, val)
-    return figure
+def png(figure: Figure) -> bytes:
+    """The picture, with nothing in it that changes from day to day."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", default="all", help="a figure's name, or all (default)")
+    parser.add_argument("--list", action="store_true", help="print the names of the figures that can be drawn")
+    parser.add_argument("--results", type=Path, default=Path("experiments/results/small"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("out/figures"), help="default: %(default)s")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write PNG files."""
+    possible = drawings(read(args.results))
+    if args.list:
+        print("\n".join(possible))
+        return
+    if args.name != "all" and args.name not in possible:
+        raise SystemExit(f"no figure named {args.name!r} from {args.results}; there are {', '.join(possible)}, all")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in possible if args.name == "all" else [args.name]:
+        file = args.out / f"{name}.png"
+        file.write_bytes(png(possible[name].draw()))
+        print(file)

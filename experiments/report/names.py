@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from experiments.report.results import Method, Run, Setting
-from experiments.report.selection import Candidate
+from pandas import DataFrame
 
-OPTIMIZERS = {
-    "dfw": "DFW",
-    "dfw-full": "DFW, γ ≡ 1",
-    "multistep": "Multi-step FW",
-    "sgd": "SGD",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "amsgrad": "AMSGrad",
-    "adagrad": "Adagrad",
-    "bpgrad": "BPGrad",
-    "alig": "ALI-G",
-    "momo": "MoMo",
-    "momo-adam": "MoMo-Adam",
-    "dog": "DoG",
-    "prodigy": "Prodigy",
-    "schedulefree": "Schedule-Free",
-    "schedulefree-adamw": "Schedule-Free AdamW",
-    "sgd*": "SGD*",
-}
-LOSSES = {
-    "smooth-hinge": "smoothed hinge",
-    "hinge": "hinge",
-    "ce": "cross-entropy",
-    "likelihood": "likelihood",
-    "l1": "ℓ1",
-}
+from experiments import optimizers
+from experiments.report.results import Method
+from experiments.studies import settings
+
+OPTIMIZERS = {key: recipe.name for key, recipe in optimizers.OPTIMIZERS.items()} | {"sgd*": "SGD*"}
+LOSSES = {"smooth-hinge": "smoothed hinge", "ce": "cross-entropy", "l1": "ℓ1"}
 STUDIES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -48,9 +27,15 @@ STUDIES = {
     "camvid": "CamVid",
     "fixed": "One fixed setting",
     "ablation": "Ablation",
+    "factors": "What each part is worth",
+    "decades": "Five decades of η",
+    "first": "First runs",
+    "sentences": "kinds of chunks",
 }
-PARTS = {"wrn": "WRN", "densenet": "DenseNet", "augmented": "with augmentation"} | STUDIES
-FIELDS = {"lr": "η", "weight_decay": "l₂", "batch": "batch", "momentum": "momentum", "schedule": "schedule"}
+PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
+KINDS = ("fixed", "ablation", "factors", "decades")  # studies of all tasks, which have tables and figures in common
+FIELDS = {"lr": "η", "weight_decay": "l₂"}
+AVERAGED = " + average"
 
 
 def optimizer(method: Method) -> str:
@@ -70,59 +55,68 @@ def method(method: Method, averaged: bool = False) -> str:
     """``DFW + average, hinge``: the optimizer, with its loss where that is not the usual one."""
     ours = method.optimizer in ("dfw", "dfw-full", "multistep")
     usual = ("smooth-hinge", "l1") if ours else ("ce", "l1", "likelihood")
-    return (
-        optimizer(method)
-        + (" + average" if averaged else "")
-        + (f", {loss(method)}" if method.loss not in usual else "")
-    )
+    unusual = f", {loss(method.loss)}" if method.loss not in usual else ""
+    return optimizer(method) + AVERAGED * averaged + unusual
 
 
-def recommended(run: Run, averaged: bool = False) -> str:
-    """``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``: a method at one fixed setting."""
-    ours, said = run.method.optimizer == "dfw", optimizer(run.method)
-    if ours and not run.method.auto:
-        said += f", η = {run.config['lr']:g}, " + (
-            f"momentum {mu:g}" if (mu := run.config["momentum"]) else "no momentum"
-        )
-    return said + (" + average" if averaged else "")
+def recommended(run: Any, averaged: bool = False) -> str:
+    """``proxsvm, nothing set``, ``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``.
+
+    A method at one fixed setting; of several η of a peer, all but the first are named.
+    """
+    said, config = optimizer(run.method), run.config
+    peers = [
+        s for s in settings("fixed") if (s["optimizer"], s.get("schedule", "")) == (run.optimizer, config["schedule"])
+    ]
+    if config.get("memory") and (run.method.metric, run.method.auto) == ("kronecker", True):
+        said = "proxsvm, nothing set"
+    elif run.optimizer == "dfw" and not run.method.auto:
+        momentum = config["momentum"]
+        said += f", η = {run.eta:g}, " + (f"momentum {momentum:g}" if momentum else "no momentum")
+    elif run.optimizer != "dfw" and peers and run.eta != peers[0]["lr"]:
+        said += f", lr = {run.eta:g}"
+    return said + AVERAGED * averaged
 
 
-def loss(method: Method) -> str:
-    """``cross-entropy``."""
-    return LOSSES.get(method.loss, method.loss)
+def loss(name: str) -> str:
+    return LOSSES.get(name, name)
 
 
 def study(name: str) -> str:
     """The title of a study; those of the paper's scale also name the network.
 
-    >>> study("cifar10"), study("cifar100-wrn-augmented")
-    ('CIFAR-10', 'CIFAR-100, WRN, with augmentation')
+    >>> study("cifar10"), study("cifar100-wrn-augmented"), study("fixed-lm")
+    ('CIFAR-10', 'CIFAR-100, WRN, with augmentation', 'Language model')
     """
-    dataset, *rest = name.split("-")
-    return ", ".join([STUDIES.get(dataset, dataset), *(PARTS.get(part, part) for part in rest)])
+    kind, _, task = name.partition("-")
+    parts = (task if task and kind in KINDS else name).split("-")
+    return ", ".join(PARTS.get(part, part) for part in parts)
 
 
-def task(run: Run) -> str:
-    """``wrn-10-1, 10,000 training samples``."""
-    images = run.config.get("images")
-    return str(run.config["model"]) + (f", {images:,} training samples" if images else "")
+def count(number: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def epochs(runs: Iterable[Run]) -> str:
+def runs(found: DataFrame) -> str:
     """``28 runs of 5 epochs, 20 runs of 20 epochs``."""
-    counts = Counter(run.epochs for run in runs)
-    return ", ".join(f"{counts[length]} runs of {length} epochs" for length in sorted(counts))
+    lengths = found[found.decay == ""].epochs.value_counts().sort_index().items()
+    return ", ".join(f"{count(number, 'run')} of {count(length, 'epoch')}" for length, number in lengths)
 
 
-def setting(candidate: Candidate, group: Iterable[Candidate]) -> str:
+def seconds(found: DataFrame) -> float:
+    """Of all epochs."""
+    return sum(epoch["seconds"] for run in found.curve for epoch in run)
+
+
+def setting(candidate: DataFrame, group: Iterable[DataFrame]) -> str:
     """``η = 0.1, l₂ = 0.0001, decay = 0.995``: η, and what else differs in the ``group`` it was chosen from."""
-    settings = [dict(other.setting) for other in group]
-    mine: Setting = tuple(sorted(candidate.setting, key=lambda entry: entry[0] != "lr"))
-    said = [
-        f"{FIELDS.get(name, name)} = {value:g}" if isinstance(value, float) else f"{FIELDS.get(name, name)} = {value}"
-        for name, value in mine
-        if name == "lr" or (value not in ("", None) and any(other.get(name) != value for other in settings))
-    ]
-    if candidate.decay:
-        said.append(f"over {candidate.decay}" if "/" in candidate.decay else f"decay = {candidate.decay}")
+    first = candidate.iloc[0]
+    others = [dict(other.setting.iloc[0]) for other in group if other.method.iloc[0] == first.method]
+    said = []
+    for name, value in sorted(first.setting, key=lambda entry: entry[0] != "lr"):
+        if name == "lr" or (value not in ("", None) and any(other.get(name) != value for other in others)):
+            said.append(f"{FIELDS.get(name, name)} = {f'{value:g}' if isinstance(value, float) else value}")
+    if first.decay:
+        said.append(f"over {first.decay}" if "/" in first.decay else f"decay = {first.decay}")
     return ", ".join(said)

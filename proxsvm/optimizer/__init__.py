@@ -1,7 +1,6 @@
 """ProxOptimizer, and what it needs to work in PyTorch training stacks."""
 
 from proxsvm.optimizer.no_decay import no_decay
-from proxsvm.optimizer.prox_optimizer import ProxOptimizer
-from proxsvm.optimizer.report import StepReport
+from proxsvm.optimizer.prox_optimizer import ProxOptimizer, StepReport
 
 __all__ = ["ProxOptimizer", "StepReport", "no_decay"]

@@ -32,16 +32,13 @@ class Pair(NamedTuple):
     def check(self, averaged: bool) -> None:
         """Raise RuntimeError if the tensor is no longer the one that the state belongs to."""
         x, key = self.x, self.average if averaged else self.weights
-        kept = self.own.get(key)
-        if kept is None:
-            return
-        expected = _wide(x.dtype) if averaged else x.dtype
-        if (kept.shape, kept.device, kept.dtype) != (x.shape, x.device, expected):
+        there = self.own.get(key, x)
+        dtype = wide(x.dtype) if averaged and key in self.own else x.dtype
+        if (there.shape, there.device, there.dtype) != (x.shape, x.device, dtype):
             raise RuntimeError(
-                f"the {key} of a tensor: {tuple(kept.shape)}, {kept.dtype} on {kept.device}; the tensor now: "
-                f"{tuple(x.shape)}, {x.dtype} on {x.device}. The model was converted or changed after the steps were "
-                "taken, or while the averaged weights were in place. Convert a copy instead, "
-                "copy.deepcopy(model).half(), and do not convert the model that is being trained"
+                f"the {key} of a tensor: {tuple(there.shape)}, {there.dtype} on {there.device}; the tensor now: "
+                f"{tuple(x.shape)}, {x.dtype} on {x.device}. The model was converted or changed after the first step: "
+                "convert a copy instead, copy.deepcopy(model).half()"
             )
 
     def put(self, averaged: bool) -> None:
@@ -63,36 +60,24 @@ class Pair(NamedTuple):
         found: Tensor = self.own.get(key, self.x)
         return found.detach()
 
-    def both(self) -> dict[str, Tensor]:
-        """Copies of the two versions: the originals change with the next switch."""
-        found = {key: self.version(key) for key in (self.average, self.weights)}
-        return {key: version.clone() for key, version in found.items() if version is not None}
-
 
 class Buffer(NamedTuple):
-    """A buffer whose average is kept: its module (the tensor may be replaced), and its name there and in the model.
-
-    ``first``: its initial value, with which the average starts, like that of the weights.
-    """
+    """A buffer whose average is kept, by its module (the tensor may be replaced); the average starts at ``first``."""
 
     module: nn.Module
     name: str
     path: str
     first: Tensor
 
-    @property
-    def tensor(self) -> Tensor:
-        """The buffer as it is now."""
-        found: Tensor = getattr(self.module, self.name)
-        return found
+    def pair(self, own: dict[str, Any]) -> Pair:
+        """The buffer as it is now, and its versions."""
+        return Pair(getattr(self.module, self.name), own, f"average:{self.path}", f"weights:{self.path}")
 
 
 class Averages:
     """What an optimizer needs to switch between its weights and their averages, which its steps keep in its state.
 
     ``group["average"]`` is the largest β of a group, or None, and ``group["averaged"]`` whether averages are in place.
-    An optimizer that owns one calls :meth:`bind` for a copy of itself, :meth:`update` after a step, :meth:`joined`
-    after a new group, and passes its states through :meth:`complete`, :meth:`check` and :meth:`loaded`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -103,7 +88,7 @@ class Averages:
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
         """Belong to ``optimizer``, which keeps this object alive."""
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.proxy(optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"buffers": self.buffers, "_outdated": self._outdated, "model": None}  # a copied model follows nobody
@@ -111,14 +96,13 @@ class Averages:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        return optimizer.param_groups
+        found: list[dict[str, Any]] = self._optimizer.param_groups
+        return found
 
-    def _own(self, p: Tensor) -> dict[str, Any] | None:
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        return optimizer.state.get(p)
+    def _own(self, p: Tensor) -> dict[str, Any]:
+        """The state of a parameter, or an empty one that is not kept."""
+        found: dict[str, Any] = self._optimizer.state.get(p, {})
+        return found
 
     def params(self) -> list[Tensor]:
         """The optimizer's parameters."""
@@ -134,11 +118,6 @@ class Averages:
         if self.in_place:
             raise RuntimeError(AVERAGED)
 
-    def switch_to(self, averaged: bool) -> None:
-        """:meth:`switch`, where it has something to do: trainers call ``train()`` at every step."""
-        if averaged or self.in_place:
-            self.switch(averaged)
-
     @torch.no_grad()
     def switch(self, averaged: bool) -> None:
         """Put the averages in place, or the weights back; also what an interrupted switch has left to do.
@@ -146,11 +125,13 @@ class Averages:
         The groups say ``averaged`` from before the first tensor changes until the last one is back, so that no step can
         start from a half-switched model.
         """
+        if not averaged and not self.in_place:  # trainers call train() at every step
+            return
         pairs = self.pairs()
         for pair in pairs:
             pair.check(averaged)
         for group in self.groups:
-            group["averaged"] = averaged or group.get("averaged", False)
+            group["averaged"] = True
         for pair in pairs:
             pair.put(averaged)
         for group in self.groups:
@@ -162,16 +143,15 @@ class Averages:
         """Everything that has two versions, or may have; an average that is no longer updated is dropped."""
         found = []
         for group in self.groups:
-            for p in group["params"]:
-                if (own := self._own(p)) is not None:
-                    if group["average"] is None and "weights" not in own:
-                        own.pop("average", None)
-                    found.append(Pair(p, own))
+            for p in filter(self._own, group["params"]):
+                found.append(Pair(p, own := self._own(p)))
+                if group["average"] is None and "weights" not in own:
+                    own.pop("average", None)
         home, longest = self._home()
         if longest is None and not self.in_place:
             self.forget_buffers()
-        elif home is not None and (own := self._own(home)) is not None:
-            found += self._buffer_pairs(own)
+        elif home is not None and (own := self._own(home)):
+            found += [buffer.pair(own) for buffer in self.buffers or ()]
         return found
 
     # Buffers.
@@ -184,11 +164,13 @@ class Averages:
     def _home(self) -> tuple[Tensor | None, float | None]:
         """The parameter whose state has the averages of the buffers, at first the first averaged one; its largest β."""
         owners = [(p, group["average"]) for group in self.groups for p in group["params"]]
-        holds = (owner for owner in owners if COUNT in (self._own(owner[0]) or ()))
+        holds = (owner for owner in owners if COUNT in self._own(owner[0]))
         return next(holds, None) or next((owner for owner in owners if owner[1] is not None), (None, None))
 
-    def _buffer_pairs(self, own: dict[str, Any]) -> list[Pair]:
-        return [Pair(b.tensor, own, f"average:{b.path}", f"weights:{b.path}") for b in self.buffers or ()]
+    def kinds(self) -> dict[str, Tensor]:
+        """Tensors of the shapes and dtypes that the averages of the buffers have in a state."""
+        pairs = [buffer.pair({}) for buffer in self.buffers or ()]
+        return {p.average: p.x.to(wide(p.x.dtype)) for p in pairs} | {p.weights: p.x for p in pairs}
 
     def update(self, skip: Tensor) -> None:
         """b̄ ← β b̄ + (1 − β) b after a step, β = min(average, (1 + t)/(10 + t)); nothing where ``skip`` holds."""
@@ -197,14 +179,15 @@ class Averages:
         home, longest = self._home() if self.buffers else (None, None)
         if home is None or longest is None:
             return
-        own = self._optimizer().state[home]  # type: ignore[union-attr]
+        own = self._optimizer.state[home]
         if COUNT not in own:
-            own[COUNT] = torch.zeros((), dtype=_wide(home.dtype), device=home.device)
+            own[COUNT] = torch.zeros((), dtype=wide(home.dtype), device=home.device)
         t, moves = own[COUNT], ~skip.to(home.device)
         rate = (9 / (10 + t)).clamp(min=1 - longest)
-        for buffer, pair in zip(self.buffers or (), self._buffer_pairs(own), strict=True):
+        for buffer in self.buffers or ():
+            pair = buffer.pair(own)
             if pair.average not in own:
-                own[pair.average] = buffer.first.to(pair.x.device, _wide(pair.x.dtype), copy=True)
+                own[pair.average] = buffer.first.to(pair.x.device, wide(pair.x.dtype), copy=True)
             pair.check(True)
             mean, here = own[pair.average], moves.to(pair.x.device)
             mean.sub_(torch.where(here, (mean - pair.x) * rate.to(mean), 0.0))
@@ -217,7 +200,7 @@ class Averages:
 
     def forget_buffers(self) -> None:
         """Steps were taken without them: the averages of buffers are out of date."""
-        for own in filter(None, map(self._own, self.params())):
+        for own in map(self._own, self.params()):
             for key in [key for key in own if str(key).startswith(STATISTICS)]:
                 del own[key]
         self._outdated = False
@@ -232,30 +215,21 @@ class Averages:
         """The state dict, with both versions where the model's own has the averages, so that both resume together."""
         if not self.in_place and self.model is None:
             return found
-        index = {id(own): i for i, p in enumerate(self.params()) if (own := self._own(p)) is not None}
+        index = {id(self._own(p)): i for i, p in enumerate(self.params()) if self._own(p)}
         state = found["state"] = {k: dict(own) if k in index.values() else own for k, own in found["state"].items()}
         for pair in self.pairs():
-            state[index[id(pair.own)]].update(pair.both())
+            for key in (pair.average, pair.weights):
+                if (version := pair.version(key)) is not None:
+                    state[index[id(pair.own)]][key] = version.clone()  # the next switch changes the original
         for group in found["param_groups"]:
             group["averaged"] = True
         return found
-
-    def check(self, state_dict: dict[str, Any]) -> None:
-        """Raise ValueError if the averages of buffers in a state are those of another model."""
-        for buffer in self.buffers or ():
-            for own in state_dict["state"].values():
-                saved = own.get(f"average:{buffer.path}")
-                if saved is not None and saved.shape != buffer.tensor.shape:
-                    raise ValueError(
-                        f"the average of the buffer {buffer.path} is {tuple(saved.shape)}; expected "
-                        f"{tuple(buffer.tensor.shape)}: it was saved with another model"
-                    )
 
     def loaded(self, averaged: bool) -> None:
         """A state was loaded; ``averaged``: whether averages were in place before."""
         for group in self.groups:
             group.setdefault("averaged", False)  # saved before there were averages
-        self._outdated = self.buffers is None and any(COUNT in (self._own(p) or ()) for p in self.params())
+        self._outdated = self.buffers is None and any(COUNT in self._own(p) for p in self.params())
         if not averaged and not any(pair.weights in pair.own for pair in self.pairs()):
             self.switch(False)  # there is only one version, as before the first step
 
@@ -267,6 +241,6 @@ def reshard(model: nn.Module) -> None:
             drop()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of an average: float32 for half precision."""
     return torch.float32 if dtype.itemsize < 4 else dtype

@@ -18,19 +18,14 @@ STATISTICS = ("running_mean", "running_var")
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
-    What is evaluated, saved or exported is then the average (``docs/averages.md`` has the whole list):
-
     - ``eval()`` of the model, of the optimizer, or of anything that contains the model puts the averages in place, and
-      ``train()`` the training weights, bit for bit; so does a call with ``model.training`` set. Only the whole model
-      switches, not ``model.backbone.eval()``.
+      ``train()`` the training weights, bit for bit. Only the whole model switches, not ``model.backbone.eval()``.
     - ``model.state_dict()`` has copies of the averages in both modes, ``optimizer.state_dict()`` the training weights;
       together they resume bit for bit. ``model.load_state_dict()`` alone sets both versions.
     - Copies, pickles and exports are of a plain model with what is in place: call ``model.eval()`` first.
 
-    Running means and variances are averaged with the β of the first averaged group; to re-estimate them instead:
-    :func:`~proxsvm.refresh_batch_norm`. The model keeps the optimizer alive, and is of a subclass of the same name
-    meanwhile. Call ``follow`` again after adding layers, or with a new optimizer of the same parameters;
-    :func:`unfollow` ends it.
+    ``docs/averages.md`` has the whole list. The model keeps the optimizer alive, and is of a subclass of the same name
+    meanwhile. Call ``follow`` again after adding layers, or with a new optimizer of the same parameters.
 
     Args:
         model: contains all parameters of the optimizer; may be wrapped by DDP or ``torch.compile``.
@@ -50,35 +45,27 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected the nn.Module that the optimizer trains")
     inner, prox = _inner(model), _own(optimizer)
-    averages = averages_of(prox)
+    averages: Averages = prox._averages
     reshard(inner)
     _check(inner, averages)
     if isinstance(inner, Followed) and inner.followed is not prox:
-        _check_leaving(averages_of(inner.followed), averages)
         inner.unfollow()
     if not isinstance(inner, Followed):
         plain = type(inner)
-        shown = ("__module__", "__qualname__", "__doc__", "__annotations__")
-        names = {name: getattr(plain, name) for name in shown if hasattr(plain, name)}
-        inner.__class__ = type(plain.__name__, (Followed, plain), {**names, "plain": plain})
+        shown = {name: getattr(plain, name, None) for name in ("__module__", "__qualname__", "__doc__")}
+        inner.__class__ = type(plain.__name__, (Followed, plain), {**shown, "plain": plain})
     inner.followed = prox
     averages.lead(inner, list(_buffers(inner)))
-    averages.switch(averages.in_place)  # buffers of a state that was loaded before
+    with torch.no_grad():
+        for pair in averages.pairs():  # buffers of a state that was loaded before
+            pair.check(averages.in_place)
+            pair.put(averages.in_place)
 
 
 def unfollow(model: nn.Module) -> None:
     """Let a model, and its parts, stop following their optimizers. What is in place stays in place.
 
     ``optimizer.eval()`` and ``train()`` still switch the weights, but batch-norm statistics are no longer averaged.
-
-    >>> from proxsvm import ProxOptimizer
-    >>> from proxsvm.losses import L1Regression
-    >>> from proxsvm.solvers import SingleStepFW
-    >>> model = nn.Linear(1, 1)
-    >>> follow(model, ProxOptimizer(L1Regression(), SingleStepFW(), model.parameters(), average=0.5))
-    >>> unfollow(model)
-    >>> type(model) is nn.Linear
-    True
     """
     for module in list(model.modules()):
         if isinstance(module, Followed):
@@ -88,12 +75,6 @@ def unfollow(model: nn.Module) -> None:
 def followed(model: nn.Module) -> list[Any]:
     """The optimizers that the model and its parts follow."""
     return [module.followed for module in model.modules() if isinstance(module, Followed)]
-
-
-def averages_of(optimizer: Any) -> Averages:
-    """The averages of a ProxOptimizer."""
-    found: Averages = optimizer._averages
-    return found
 
 
 class Followed(nn.Module):
@@ -107,7 +88,7 @@ class Followed(nn.Module):
 
     def unfollow(self) -> None:
         """Be an ordinary model again."""
-        averages = averages_of(self.followed)
+        averages = self.followed._averages
         averages.forget_buffers()
         averages.lead(None, None)
         del self.followed
@@ -115,13 +96,13 @@ class Followed(nn.Module):
 
     def train(self, mode: bool = True) -> Any:
         """Switch the optimizer, and then the modes: the first may raise."""
-        averages_of(self.followed).switch_to(not mode)
+        self.followed._averages.switch(not mode)
         return super().train(mode)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Put the training weights back if ``training`` was set without ``train()``, or a state was loaded."""
         if not torch.compiler.is_compiling() and self.training:  # while compiling, step() says what is wrong
-            averages_of(self.followed).switch_to(False)
+            self.followed._averages.switch(False)
         return super().__call__(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,16 +112,14 @@ class Followed(nn.Module):
         copies: dict[int, Tensor] = {}
         for name, pair in self._named():
             mean, x = pair.version(pair.average), pair.x
-            if mean is not None and prefix + name in saved and saved[prefix + name] is not x:  # it is x with keep_vars
-                if id(x) not in copies:
-                    copies[id(x)] = mean.to(x.dtype, copy=True)
-                saved[prefix + name] = copies[id(x)]
+            if mean is not None and saved.get(prefix + name, x) is not x:  # it is x with keep_vars
+                saved[prefix + name] = copies.setdefault(id(x), mean.to(x.dtype, copy=True))
         return saved
 
     @torch.no_grad()
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
         """Set both versions to what is loaded, unless it is the average that is known, perhaps with more digits."""
-        averages = averages_of(self.followed)
+        averages: Averages = self.followed._averages
         if metadata.get("assign_to_params_buffers", False):
             raise RuntimeError(
                 "load_state_dict(assign=True) gives the model new parameters, but the optimizer has the old ones: load "
@@ -155,13 +134,14 @@ class Followed(nn.Module):
                 for key in {pair.average, pair.weights} & set(pair.own):
                     pair.own[key].copy_(loaded)
         averages.buffers = [
-            b._replace(first=state_dict.get(prefix + b.path, b.tensor).detach().clone()) for b in averages.buffers or ()
+            b._replace(first=state_dict.get(prefix + b.path, b.pair({}).x).detach().clone())
+            for b in averages.buffers or ()
         ]
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def _named(self) -> Iterator[tuple[str, Pair]]:
         """Everything that has two versions, under all of its names in the model."""
-        pairs = {id(pair.x): pair for pair in averages_of(self.followed).pairs()}
+        pairs = {id(pair.x): pair for pair in self.followed._averages.pairs()}
         for named in (self.named_parameters, self.named_buffers):
             yield from ((name, pairs[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in pairs)
 
@@ -184,20 +164,14 @@ def _check(model: nn.Module, averages: Averages) -> None:
         )
     if averages.model is not None and averages.model() not in (None, model):
         raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
-
-
-def _check_leaving(old: Averages, new: Averages) -> None:
-    """Raise ValueError unless a model can stop following ``old``, for an optimizer of the same parameters."""
-    if not {id(p) for p in old.params()} & {id(p) for p in new.params()}:
+    old = model.followed._averages if isinstance(model, Followed) else averages
+    if not {id(p) for p in old.params()} & {id(p) for p in params}:
         raise ValueError(
             "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "
             "to one optimizer as groups, or follow each part of the model separately, follow(model.generator, first)"
         )
-    if old.in_place:
-        raise ValueError(
-            "the model follows another optimizer, whose averages are in place: call model.train() to put the training "
-            "weights back, and then follow the new one"
-        )
+    if old is not averages and old.in_place:
+        raise ValueError("the model follows another optimizer, whose averages are in place: call model.train() first")
 
 
 def _inner(model: nn.Module) -> nn.Module:

@@ -14,10 +14,9 @@ Callback: Any = load("lightning.pytorch", extra="trainers").Callback
 class FollowOptimizer(Callback):  # type: ignore[misc]
     """Validate, test and predict with the averages, and save them: ``Trainer(callbacks=[FollowOptimizer()])``.
 
-    It calls :func:`proxsvm.follow` for the module and its optimizer, unless ``configure_optimizers`` has done so
-    already (as it should with several optimizers: each with the part of the module that it trains), and puts
-    the training weights back before every training batch: Lightning restores the modules' modes without ``train()``.
-    Checkpoints contain the averages in ``"state_dict"``, the training weights in ``"optimizer_states"``, and resume.
+    It calls :func:`proxsvm.follow` for the module and its optimizer, unless ``configure_optimizers`` has done so (as
+    it should with several optimizers: each with the part of the module that it trains), and puts the training weights
+    back before every training batch: Lightning restores the modules' modes without ``train()``.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -15,6 +15,7 @@ from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
+from proxsvm.metrics.kronecker import Kronecker
 from proxsvm.optimizer.averages import Averages
 from proxsvm.optimizer.groups import check_group, check_options, check_state, checked
 from proxsvm.optimizer.loss_scale import LossScale, loss_scale
@@ -63,12 +64,14 @@ class _Step(NamedTuple):
 
 
 class ProxOptimizer(torch.optim.Optimizer):
-    """Train with proximal steps: linearise the network, keep the loss exact, solve the step's SVM in the dual.
+    """Train with proximal steps: linearise the network, keep the loss exact, solve each step's problem in the dual.
 
-    One hyper-parameter, η (``lr``); no schedule is needed, because γ is the best step-size in closed form. With the
-    solver's (delta, gamma), velocity z and momentum μ (the paper's appendix A.7):
+    Nothing has to be set: η is the distance over gradients, γ the best step-size in closed form, the past is one more
+    sample of the problem, the metric is Adam's diagonal in the eigenbases of each matrix. The paper's own optimizer is
+    ``lr=0.1, momentum=0.9, metric=Euclidean(), memory=0.0, average=None``; with the solver's (delta, gamma), its
+    velocity z and momentum μ (appendix A.7):
 
-        z ← μ z − η (gamma · r + delta),        w ← w − η (r + delta) + μ z
+        z ← μ z − H⁻¹ (gamma · r + delta),        w ← w − H⁻¹ (r + delta) + μ z
 
     Args:
         loss: the criterion that the training loop calls. The optimizer watches it, to know the value that a
@@ -78,7 +81,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
             :func:`~proxsvm.metrics.auto.distance_over_gradients`. (``group["lr"]`` is then a factor of it, initially
             1, which schedulers may change.)
-        momentum: μ in [0, 1).
+        momentum: the paper's μ in [0, 1), which γ does not know.
         weight_decay: r = weight_decay · w.
         nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
             they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and
@@ -88,8 +91,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         process_group: the ranks over which the gradients, and so the value, are averaged. ``"default"`` is
             torch.distributed's default group where one is initialised, so that DDP and FSDP2 need no setting;
             ``None`` means that this process trains on its own gradients.
-        metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Euclidean()`` if None, or
-            ``Diagonal()``, Adam's.
+        metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Kronecker()`` if None;
+            ``Diagonal()``, Adam's, costs less per step; ``Euclidean()`` is the paper's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
             ``eval()`` replaces w by w̄, ``train()`` restores w; :func:`proxsvm.follow` lets the model do it.
         fused: update the weights in two loops compiled by numba (the extra ``fast``) where the parameters are in CPU
@@ -104,7 +107,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     >>> from proxsvm.solvers import SingleStepFW
     >>> model = torch.nn.Linear(2, 3)
     >>> criterion = MultiClassHinge(smooth=True)
-    >>> optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.1, momentum=0.9)
+    >>> optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
     >>> optimizer.zero_grad()
     >>> criterion(model(torch.eye(2)), torch.tensor([0, 1])).backward()
     >>> loss = optimizer.step()
@@ -119,7 +122,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         loss: ConvexLoss,
         solver: DualSolver,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
-        lr: Number | Literal["auto"] = 0.1,
+        lr: Number | Literal["auto"] = "auto",
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         *,
@@ -128,13 +131,14 @@ class ProxOptimizer(torch.optim.Optimizer):
         process_group: ProcessGroup = "default",
         fused: bool | None = None,
         metric: Metric | None = None,
-        memory: float = 0.0,
-        average: float | None = None,
+        memory: float = 0.9,
+        average: float | None = 0.995,
     ) -> None:
         check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused, memory)
         self.loss, self.solver, self.nonfinite, self.memory = loss, solver, nonfinite, memory
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
-        self._metric, self._metrics, self._averages = check_metric(metric), list[Metric](), Averages(self)
+        self._metric = Kronecker() if metric is None else check_metric(metric)
+        self._metrics, self._averages = list[Metric](), Averages(self)
         self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self._terms: list[nn.Module] = []
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average})
@@ -194,7 +198,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         >>> from proxsvm.losses import SquaredError
         >>> from proxsvm.solvers import SingleStepFW
         >>> w = torch.nn.Parameter(torch.tensor([3.0]))
-        >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w], lr=0.1)
+        >>> optimizer = ProxOptimizer(SquaredError(), SingleStepFW(), [w])
         >>> optimizer.backward(optimizer.loss(w[None], torch.zeros(1, 1)).sqrt() + 4)     # |w| + 4
         >>> optimizer.step()
         tensor(7.)
@@ -456,19 +460,21 @@ class ProxOptimizer(torch.optim.Optimizer):
         gathered copies of its shards, which have to be dropped.
 
         >>> from proxsvm.losses import L1Regression
+        >>> from proxsvm.metrics import Euclidean
         >>> from proxsvm.solvers import SingleStepFW
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr=0.5, average=0.5)
+        >>> options = {"lr": 0.5, "memory": 0.0, "average": 0.5}
+        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], metric=Euclidean(), **options)
         >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
         >>> optimizer.eval(); averaged = w.item(); optimizer.train()
         >>> f"{averaged:.2f}, {w.item():.2f}"
         '0.55, 0.50'
         """
-        self._averages.switch_to(True)
+        self._averages.switch(True)
 
     def train(self) -> None:
         """Put the training weights back, bit for bit."""
-        self._averages.switch_to(False)
+        self._averages.switch(False)
 
     # What the last step did, and states.
 
@@ -504,8 +510,7 @@ class ProxOptimizer(torch.optim.Optimizer):
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
-        check_state(upgraded(state_dict), self.param_groups, self._metrics)
-        self._averages.check(state_dict)
+        check_state(upgraded(state_dict), self.param_groups, self._metrics, self._averages.kinds())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and with it the mode that it was saved in; it is checked before anything changes.

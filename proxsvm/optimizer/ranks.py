@@ -54,18 +54,6 @@ class Ranks:
             means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
         return [means[i] for i in range(len(tensors))]
 
-    def agree(self, numbers: Tensor) -> bool:
-        """Whether every rank has the same values, or some rank has one that is not finite."""
-        both = torch.stack([numbers, -numbers])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-        return bool((both[0] == -both[1]).all() | ~both.isfinite().all())
-
-    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """Which flags are set on any rank."""
-        held = torch.tensor(flags, dtype=torch.int32, device=device)
-        dist.all_reduce(held, dist.ReduceOp.MAX, group=self.group)
-        return [bool(x) for x in held.tolist()]
-
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise unless every rank has the same parameters; once, before the first step."""
         mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
@@ -74,10 +62,9 @@ class Ranks:
         odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
         if odd:
             raise RuntimeError(
-                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. "
-                "Replicas: wrap the model in DistributedDataParallel, or use fully_shard, before the first step. "
-                "ZeroRedundancyOptimizer shows each rank only its share of the parameters and is not supported: "
-                "use fully_shard to save memory. Ranks that train models of their own: process_group=None"
+                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
+                "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
+                "the first step. Ranks that train models of their own: process_group=None"
             )
 
 
@@ -94,16 +81,9 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
     return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
 
 
-def is_split(p: Tensor) -> bool:
-    """Whether this process holds only a part of ``p``."""
-    return is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size())  # type: ignore[attr-defined]
-
-
 def local(p: Tensor) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
-    if not is_sharded(p):
-        return p
-    part: Tensor = p.to_local()  # type: ignore[attr-defined]
+    part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[attr-defined]
     return part
 
 
@@ -156,11 +136,11 @@ def sharded_geometry(
         if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
             raise RuntimeError(
                 f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
-                "such as Diagonal(), or give the sharded parameters a group with another metric"
+                "such as Diagonal()"
             )
     if ranks is not None:
         return ShardedGeometry(params, groups, kept, owners=owners, ranks=ranks, **options)
-    if any(is_split(p) for p in owners):
+    if any(is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size()) for p in owners):  # type: ignore[attr-defined]
         raise RuntimeError(
             "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
             "over: leave process_group at 'default', or give it the ranks of the device mesh"
@@ -185,8 +165,8 @@ class AveragedLinearization(Linearization):
     def jacobian(self, *options: Any, **named: Any) -> Tensor:
         """Not available here: the samples are spread over the ranks."""
         raise RuntimeError(
-            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian (ExactQP and "
-            "verify() need it): use SingleStepFW or MultiStepFW, or verify in a process of its own"
+            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian: use "
+            "SingleStepFW or MultiStepFW, or verify in a process of its own"
         )
 
 
@@ -210,7 +190,9 @@ class AveragedProblem(ProxProblem):
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
-        if not self.ranks.agree(torch.stack([point.lam, point.gamma.to(point.lam)])):
+        largest = torch.stack([point.lam, point.gamma.to(point.lam), -point.lam, -point.gamma.to(point.lam)])
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.ranks.group)
+        if largest.isfinite().all() and (largest[:2] != -largest[2:]).any():
             raise RuntimeError(
                 f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
                 "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
@@ -222,5 +204,6 @@ def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> se
     mine = leaves(scores)
     if ranks is None or not params:
         return mine
-    flags = ranks.any([id(p) in mine for p in params], params[0].device)
-    return {id(p) for p, flag in zip(params, flags, strict=True) if flag}
+    flags = torch.tensor([id(p) in mine for p in params], dtype=torch.int32, device=params[0].device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=ranks.group)
+    return {id(p) for p, flag in zip(params, flags.tolist(), strict=True) if flag}

@@ -20,20 +20,16 @@ ROUNDING = 1e-5  # of float32, in which a value may have been read and passed ba
 class LossValue(NamedTuple):
     """The value that the gradients belong to and, where it is above 0, the loss's lower bound.
 
-    >>> LossValue(torch.tensor(6.0), torch.tensor(2.0)).plus(torch.tensor(-1.0))
-    LossValue(value=tensor(5.), floor=tensor(1.))
+    >>> LossValue(torch.tensor(6.0), torch.tensor(2.0)).plus(torch.tensor(1.0))
+    LossValue(value=tensor(7.), floor=tensor(2.))
     """
 
     value: Tensor
     floor: Tensor | None = None
 
     def plus(self, term: Tensor | None) -> LossValue:
-        """With a ``term`` that was not recorded; a negative one also lowers the floor."""
-        if term is None:
-            return self
-        term = term.to(self.value)
-        floor = self.floor
-        return LossValue(self.value + term, None if floor is None else (floor + term.clamp(max=0)).clamp(min=0))
+        """With a ``term`` that was not recorded."""
+        return self if term is None else self.replaced(self.value + term.to(self.value))
 
     def on(self, grad: Tensor, scale: Tensor | None) -> LossValue:
         """On the device of ``grad`` and in the dtype of its norms, without the loss scale that it was recorded with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -14,15 +13,7 @@ from proxsvm.optimizer.record import Record
 
 
 def watch(module: nn.Module, record: Record) -> None:
-    """Record the values of ``module`` from now on, once, however often it is watched; a copy of it is not watched.
-
-    >>> module, w = nn.Identity(), torch.tensor(3.0, requires_grad=True)
-    >>> record = Record(lambda: [w], torch.zeros(()))
-    >>> watch(module, record); watch(module, record)
-    >>> module(2 * w).backward()
-    >>> record.sums()[0]
-    tensor(6.)
-    """
+    """Record the values of ``module`` from now on, once, however often it is watched; a copy of it is not watched."""
     known = module.__dict__.get("_watch")
     if not isinstance(known, _Watch):
         known = _Watch()
@@ -49,7 +40,7 @@ class _Watch:
         """A value inside a watched value counts once, as a part of it."""
         if not torch.compiler.is_compiling():
             for record in self.live():
-                _inside.depth[record] = _inside.depth.get(record, 0) + 1
+                record.inside.depth = getattr(record.inside, "depth", 0) + 1
 
     def leave(self, module: nn.Module, args: Any, value: Any) -> Any:
         records = self.live()
@@ -60,7 +51,7 @@ class _Watch:
                 return criterion_of_several_optimizers_in_eager_mode(records, value)
             return records[0].through(value) if records and value.requires_grad else None
         for record in records:
-            _inside.depth[record] = depth = max(0, _inside.depth.get(record, 1) - 1)
+            record.inside.depth = depth = max(0, getattr(record.inside, "depth", 1) - 1)
             if not depth and value is not None:  # None after an exception
                 value = self._recorded(module, args, value, record)
         return value
@@ -68,8 +59,8 @@ class _Watch:
     def _recorded(self, module: nn.Module, args: Any, value: Any, record: Record) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor, the "
-                "value of its term: watch a module that returns that alone, or pass the sum, optimizer.backward(total)"
+                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: "
+                "watch a module that returns its term's value alone, or call optimizer.backward(total)"
             )
         if not value.requires_grad:
             return value
@@ -81,16 +72,6 @@ class _Watch:
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()
-
-
-class _Inside(threading.local):
-    """How many watched modules are being evaluated in this thread, for each record."""
-
-    def __init__(self) -> None:
-        self.depth: weakref.WeakKeyDictionary[Record, int] = weakref.WeakKeyDictionary()
-
-
-_inside = _Inside()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

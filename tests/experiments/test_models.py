@@ -71,7 +71,7 @@ def test_every_network_of_the_papers_scale_takes_a_step(name):
     }
     network, inputs = task[config.model]()
     before = [p.clone() for p in network.parameters()]
-    optimizer = recipe.build(config, criterion, network.parameters(), 10)
+    optimizer = recipe.build(config, criterion, network, 10)
 
     def loss():
         scores = network(*inputs).flatten(0, -2)

@@ -9,9 +9,6 @@ import torch
 
 from experiments import snli
 from experiments.models import SentencePairBiLSTM
-from proxsvm import ProxOptimizer
-from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 PAIRS = [
     ("A dog doesn't swim.", "An animal rests.", "neutral"),
@@ -72,39 +69,27 @@ def test_words_with_spaces_and_odd_line_ends_of_840b(tmp_path):
     torch.testing.assert_close(vectors[2:], torch.tensor([vector(0), vector(5)]))
 
 
-def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"snli_1.0_train.jsonl is missing. python -m experiments download snli gets"
-    ):
-        snli.load(tmp_path, None, 0)
-    write(tmp_path)
-    glove = tmp_path / "glove.6B.100d.txt"
-    whole = glove.read_text()
-    glove.write_text(whole[:-3])
-    with pytest.raises(ValueError, match=r"ends within a line: it is not whole. .*https://nlp.stanford.edu/data"):
-        snli.load(tmp_path, None, 0)
-    glove.write_text(whole.replace("dog 1.5 -1 0.25", "dog 1.5 -1"))
-    with pytest.raises(ValueError, match=r"line 2 has 2 numbers; expected 3: is the file whole"):
-        snli.load(tmp_path, None, 0)
-    glove.write_text(whole.replace("dog 1.5", "dog x"))
-    with pytest.raises(ValueError, match=r"line 2: .*expected a word and 3 numbers"):
-        snli.load(tmp_path, None, 0)
-    glove.write_text("qqq 1 2\n")
-    with pytest.raises(ValueError, match=r"a vector for none of the 17 words"):
-        snli.load(tmp_path, None, 0)
-    glove.unlink()
-    with pytest.raises(FileNotFoundError, match=r"glove.6B.100d.txt is missing. python -m experiments download glove"):
-        snli.load(tmp_path, None, 0)
-    file = tmp_path / "snli_1.0" / "snli_1.0_dev.jsonl"
+GLOVE, DEV = "glove.6B.100d.txt", "snli_1.0/snli_1.0_dev.jsonl"
+BROKEN = [
+    (GLOVE, lambda text: text[:-3], r"line 14: expected a word and 3 numbers: is the file whole"),
+    (GLOVE, lambda text: text.replace("dog 1.5 -1 0.25", "dog 1.5 -1"), r"line 2: expected a word and 3 numbers"),
+    (GLOVE, lambda text: text.replace("dog 1.5", "dog x"), r"line 2: .*expected a word and 3 numbers"),
+    (GLOVE, lambda text: "qqq 1 2\n", r"a vector for none of the 17 words"),
+    (DEV, lambda text: text[:-20], r"dev.jsonl, line 4: expected JSON with sentence1.*is the file whole"),
+    (DEV, lambda text: text.replace("entailment", "maybe"), r"line 2: .* a gold_label"),
+    (DEV, lambda text: "", "no pair with a gold label"),
+]
+
+
+@pytest.mark.parametrize(("name", "broken", "match"), BROKEN)
+def test_missing_and_broken_files_are_named(tmp_path, name, broken, match):
+    file = write(tmp_path) / name
     text = file.read_text()
-    file.write_text(text[:-20])
-    with pytest.raises(ValueError, match=r"dev.jsonl, line 4: expected JSON with gold_label.*is the file whole"):
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"is missing. python -m experiments download (snli|glove)"):
         snli.load(tmp_path, None, 0)
-    file.write_text(text.replace("entailment", "maybe"))
-    with pytest.raises(ValueError, match="line 2: gold_label is 'maybe'; expected entailment, neutral"):
-        snli.load(tmp_path, None, 0)
-    file.write_text("")
-    with pytest.raises(ValueError, match="no pair with a gold label"):
+    file.write_text(broken(text))
+    with pytest.raises(ValueError, match=match):
         snli.load(tmp_path, None, 0)
 
 
@@ -152,13 +137,3 @@ def test_the_model_is_the_packed_one_on_frozen_vectors():
         assert all(p.grad.abs().sum() > 0 for p in net.parameters())
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
-def test_it_trains(solver):
-    model = snli.WordPairModel(torch.randn(50, 6), 5, 4)
-    inputs, y = snli.take(random_pairs(), torch.arange(20))
-    criterion = MultiClassHinge()
-    optimizer = ProxOptimizer(criterion, solver, model.parameters(), lr=0.1)
-    values = [float(optimizer.step(lambda: criterion(model(*inputs), y)).detach()) for _ in range(15)]
-    assert values[-1] < values[0]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches
 
 # Gradients are poisoned by hand here, which the optimizer notices.

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm._kernels.step import Kernels, Streams
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 
 class Tagged(nn.Parameter):
@@ -143,6 +143,7 @@ STEP = """
 import os, sys, numpy as np, torch
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import SingleStepFW
 assert "numba" not in sys.modules, "import proxsvm imports numba"
 
@@ -152,7 +153,7 @@ def step(fused=None):
     p, grad = (torch.from_numpy(np.full(700_000, x, dtype=np.float32)) for x in (1.0, 0.01))
     p = torch.nn.Parameter(p)
     p.grad = grad
-    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], lr=0.1, fused=fused).step(loss=0.1)
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], lr=0.1, metric=Euclidean(), fused=fused).step(loss=0.1)
     return p.tolist()[::1000]
 """
 SCRIPTS = {

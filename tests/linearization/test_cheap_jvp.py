@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.linearization.graph import Linearization, _nodes
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import CorrectiveFW, MultiStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 NETS = {
     "1d": lambda: (nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), (6, 5)),

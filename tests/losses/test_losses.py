@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from proxsvm import ProxOptimizer, ProxProblem, losses
+from proxsvm import ProxProblem, losses
 from proxsvm.losses import (
     Atom,
     ConvexLoss,
@@ -23,6 +23,7 @@ from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
 from tests.cases import LOSSES, K, TwoBits, cost_matrix, expanded
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 seeds = st.integers(0, 10_000)
 sizes = st.integers(1, 7)

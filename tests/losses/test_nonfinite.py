@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import ChainHinge, GridHinge, MultiLabelHinge, TreeHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import MODELS, each_loss, expanded, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 B, T, K = 3, 4, 3
 CHAIN = torch.arange(-1, T - 1).expand(B, T)

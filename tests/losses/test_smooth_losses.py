@@ -14,13 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm._scores import inner
 from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, CrossEntropy, Huber, L1Regression, SmoothLoss, SquaredError
 from proxsvm.losses.base import like, parts
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import LOSSES, MODELS, K, LossCase, class_weights, expanded, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 SMOOTH = [case for case in LOSSES if isinstance(case.loss(), SmoothLoss)]
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import CrossEntropy
 from proxsvm.solvers import SingleStepFW
 from tests.cases import METRICS, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import train, two_groups
 from tests.optimizer.test_optimizer import batches
 

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import LOSSES as CASES
 from tests.cases import SMALL_MODELS, mlp, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import KINDS, train
 from tests.optimizer.test_optimizer import batches
 from tests.reference import MemoryStep

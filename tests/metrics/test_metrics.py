@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
+from proxsvm import ProxProblem
 from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import CorrectiveFW, ExactQP, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import MODELS, SOLVERS, Coupled, K, each_loss, each_metric, mlp, setting
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches
 from tests.reference import PlainStep
 

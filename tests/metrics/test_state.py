@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer, checkpoint
+from proxsvm import checkpoint
 from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import CorrectiveFW, MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 from tests.metrics.test_metrics import KINDS, train, two_groups
 from tests.optimizer.test_optimizer import batches

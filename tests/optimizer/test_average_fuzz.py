@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from proxsvm import ProxOptimizer, follow
+from proxsvm import follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_follow import Interrupt
 
 BETA = 0.8
 
@@ -84,10 +87,16 @@ class Averaging(RuleBasedStateMachine):
         for seed in seeds:
             self.step(seed, 1.0)
 
-    @rule(averaged=st.booleans(), by=st.sampled_from(["model", "optimizer"]))
-    def switch(self, averaged: bool, by: str) -> None:
+    @rule(averaged=st.booleans(), by=st.sampled_from(["model", "optimizer"]), at=st.none() | st.integers(1, 150))
+    def switch(self, averaged: bool, by: str, at: int | None) -> None:
+        """Perhaps interrupted at some line, and then completed."""
         owner = getattr(self, by)
-        owner.eval() if averaged else owner.train()
+        change = owner.eval if averaged else owner.train
+        try:
+            with nullcontext() if at is None else Interrupt(at):
+                change()
+        except KeyboardInterrupt:
+            change()
         self.averaged = averaged
 
     @rule(mode=st.booleans(), part=st.booleans())
@@ -167,7 +176,7 @@ class Averaging(RuleBasedStateMachine):
         self.save()
         if seeds:
             self.train_a_little(seeds)
-        self.switch(averaged, "model")
+        self.switch(averaged, "model", None)
         self.load_the_weights_alone() if how == "alone" else self.load(how == "model first", fresh, late=False)
 
     @rule()

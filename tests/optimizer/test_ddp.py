@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import DualPoint, ProxOptimizer, ProxProblem
-from proxsvm.losses import MultiClassHinge
+from proxsvm import DualPoint, ProxProblem
+from proxsvm.losses import ConvexLoss, CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.parallel import run_on_ranks
 
 STEPS, BATCH, SINGLE = 50, 8, SingleStepFW()
@@ -36,6 +38,7 @@ class Case:
     closure: bool = False
     lr: Any = 5.0
     options: dict[str, Any] = field(default_factory=dict)
+    loss: Callable[[], ConvexLoss] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -60,6 +63,8 @@ CASES = [
     Case("diagonal-multi", MultiStepFW(4, tol=0.0), lr=0.2, closure=True, options={"metric": Diagonal()}),
     Case("diagonal-auto", lr="auto", options={"metric": Diagonal(), "average": 0.9}),
     Case("auto", lr="auto", smooth=True),
+    Case("lower-bound", loss=lambda: CrossEntropy(label_smoothing=0.2, weight=torch.arange(1.0, 1 + K))),
+    Case("lower-bound-closure", loss=lambda: CrossEntropy(label_smoothing=0.2), closure=True, rows=6),
 ]
 
 
@@ -69,9 +74,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def make(case: Case, model: nn.Module) -> ProxOptimizer:
-    return ProxOptimizer(
-        MultiClassHinge(smooth=case.smooth), case.solver, model.parameters(), case.lr, 0.5, 1e-3, **case.options
-    )
+    loss = MultiClassHinge(smooth=case.smooth) if case.loss is None else case.loss()
+    return ProxOptimizer(loss, case.solver, model.parameters(), case.lr, 0.5, 1e-3, **case.options)
 
 
 def train_alone(case: Case) -> tuple[Tensor, list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
-from torch.utils.data import DataLoader, TensorDataset
 
-from proxsvm import ProxOptimizer
-from proxsvm.losses import CrossEntropy, MultiClassHinge
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.losses import CrossEntropy
+from proxsvm.solvers import SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 
 def network() -> nn.Module:
@@ -39,14 +37,6 @@ def by_hand(batches: Any, epochs: int, **options: Any) -> torch.Tensor:
             criterion(model(x), y).backward()
             optimizer.step()
     return parameters_to_vector(model.parameters()).detach()
-
-
-def test_options_and_groups_arrive():
-    model = network()
-    groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
-    optimizer = partial(ProxOptimizer, MultiClassHinge(), MultiStepFW(3))(groups, lr=0.5, average=0.9)
-    assert [g["lr"] for g in optimizer.param_groups] == [0.2, 0.5]
-    assert isinstance(optimizer.solver, MultiStepFW)
 
 
 def skorch_net(criterion: CrossEntropy, **options: Any) -> Any:
@@ -95,41 +85,3 @@ def test_a_criterion_that_sklearn_has_cloned_is_named():
     net = clone(skorch.NeuralNetClassifier(network(), criterion=criterion, optimizer=factory, verbose=0))
     with pytest.raises(RuntimeError, match=r"sklearn\.clone and skorch make one, is not"):
         net.fit(x.numpy(), y.numpy())
-
-
-@pytest.mark.filterwarnings("ignore")  # Lightning's own, about loggers and workers
-def test_lightning_cli(tmp_path, monkeypatch):
-    lightning = pytest.importorskip("lightning")
-    pytest.importorskip("jsonargparse")
-    from lightning.pytorch.cli import LightningCLI
-
-    class Classifier(lightning.LightningModule):
-        def __init__(self, lr: float = 0.1) -> None:
-            super().__init__()
-            self.net, self.lr = network(), lr
-
-        def configure_optimizers(self) -> Any:
-            return ProxOptimizer(CrossEntropy(), SingleStepFW(), self.net.parameters(), self.lr, momentum=0.9)
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            x, y = batch
-            return self.optimizers().loss(self.net(x), y)
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(TensorDataset(*data()), batch_size=16)
-
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    cli = LightningCLI(
-        Classifier,
-        save_config_callback=None,
-        seed_everything_default=0,
-        args=[
-            *("fit", "--model.lr", "0.3", "--trainer.max_epochs", "5"),
-            *("--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.enable_checkpointing", "false", "--trainer.enable_model_summary", "false"),
-            *("--trainer.default_root_dir", str(tmp_path)),
-        ],
-    )
-    x, y = data()
-    expected = by_hand(list(zip(x.split(16), y.split(16), strict=True)), 5, lr=0.3, momentum=0.9)
-    assert torch.equal(parameters_to_vector(cli.model.net.parameters()).detach(), expected)

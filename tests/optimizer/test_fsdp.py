@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import Coupled, K
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_ddp import BATCH, STEPS, batches, count_reductions, message
 from tests.parallel import run_on_ranks
 

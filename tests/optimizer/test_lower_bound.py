@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
-from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy, L1Regression
+from proxsvm import ProxProblem
+from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting
-from tests.parallel import run_on_ranks
+from tests.cases import PaperOptimizer as ProxOptimizer
 
 LR, DECAY = 20.0, 0.01
 
@@ -148,31 +147,6 @@ def test_gamma_counts_from_the_bound(loss, way, fused):
     assert floor - 1 < float(last.dual) < value
 
 
-@each_bounded_loss
-@pytest.mark.parametrize("max_grad_norm", [0.05, 100.0])
-def test_clipping_goes_towards_the_bound(loss, max_grad_norm):
-    """The largest γ is max_grad_norm / ‖g‖, and D is that of the segment from the start."""
-    gammas = []
-    for closure in (False, True):
-        case = setting(loss, SMALL_MODELS[1])
-        problem = case.problem(LR, DECAY)
-        free = problem.move(problem.start(), problem.first())
-        length = float(parameters_to_vector(problem.first().delta).norm())
-        optimizer = optimizer_for(case, max_grad_norm=max_grad_norm)
-        if closure:
-            optimizer.step(case.value)
-        else:
-            case.value().backward()
-            optimizer.step()
-        gammas.append(float(optimizer.last.gamma))
-        assert gammas[-1] == pytest.approx(min(float(free.gamma), max_grad_norm / length), rel=1e-9)
-        if max_grad_norm / length >= 1:
-            assert float(optimizer.last.dual) == pytest.approx(float(free.dual))
-        else:
-            assert float(problem.start().dual) < float(optimizer.last.dual) <= float(free.dual) + 1e-12
-    assert gammas[0] == pytest.approx(gammas[1], rel=1e-9)
-
-
 def test_micro_batches_add_up_their_bounds():
     torch.manual_seed(0)
     model, x, y = mlp(), torch.randn(8, 5), torch.randint(K, (8,))
@@ -185,37 +159,6 @@ def test_micro_batches_add_up_their_bounds():
     assert float(optimizer.step()) == pytest.approx(whole)
     assert float(optimizer.last.gamma) == pytest.approx(min(1.0, (whole - floor) / float(LR * (g @ g))))
     assert float(optimizer.last.dual) > floor
-
-
-def test_gradients_that_are_kept_keep_their_bound():
-    """Without zero_grad() the values add up over the steps, and so do their bounds."""
-    torch.manual_seed(0)
-    model, x, y = mlp(), torch.randn(8, 5), torch.randint(K, (8,))
-    criterion = CrossEntropy(label_smoothing=0.2)
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=1e-3)
-    floor = float(criterion.lower_bound(torch.zeros(8, K), y).mean())
-    for count in (1, 2):
-        criterion(model(x), y).backward()
-        for _ in range(2):
-            assert float(optimizer._record.sums()[1]) == pytest.approx(count * floor)
-            optimizer.step()
-    optimizer.zero_grad()
-    assert optimizer._record.sums()[1] is None
-
-
-def test_watched_terms_bring_their_own_and_others_none():
-    torch.manual_seed(0)
-    model, x, y = mlp(), torch.randn(8, 5), torch.randint(K, (8,))
-    smoothed, plain = CrossEntropy(label_smoothing=0.2), L1Regression()
-    optimizer = ProxOptimizer(smoothed, SingleStepFW(), model.parameters(), lr=LR)
-    soft, penalty = optimizer.watch(CrossEntropy()), optimizer.watch(plain)
-    t = probabilities(8)
-    scores = model(x)
-    total = smoothed(scores, y) + 0.5 * soft(scores, t) + 0.1 * penalty(scores, torch.zeros(8, K))
-    total.backward()
-    floor = smoothed.lower_bound(scores, y).mean() + 0.5 * soft.lower_bound(scores, t).mean()
-    assert float(optimizer._record.sums()[1]) == pytest.approx(float(floor.detach()))
-    assert float(optimizer.step()) == pytest.approx(float(total.detach()))
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.3, True), (0.25, False)])
@@ -232,120 +175,3 @@ def test_a_given_value_keeps_the_bound_of_what_it_contains(factor, holds):
     optimizer.step(loss=given)
     floor = float(criterion.lower_bound(torch.zeros(8, K), y).mean()) if holds else 0.0
     assert float(optimizer.last.gamma) == pytest.approx(min(1.0, (given - floor) / float(LR * (g @ g))))
-
-
-@pytest.mark.parametrize("extra", [0.3, -0.3])
-def test_a_term_that_only_the_closure_returns_never_raises_the_bound(extra):
-    torch.manual_seed(0)
-    model, x, y = mlp(), torch.randn(8, 5), torch.randint(K, (8,))
-    criterion = CrossEntropy(label_smoothing=0.2)
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=LR)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = criterion(model(x), y)
-        value.backward()
-        return value + extra
-
-    value = float(optimizer.step(closure).detach())
-    g = parameters_to_vector([p.grad for p in model.parameters()])
-    floor = float(criterion.lower_bound(torch.zeros(8, K), y).mean()) + min(extra, 0.0)
-    assert float(optimizer.last.gamma) == pytest.approx(min(1.0, (value - floor) / float(LR * (g @ g))))
-
-
-def test_a_loss_scale_is_taken_off_the_bound_too():
-    torch.manual_seed(0)
-    x, y = torch.randn(8, 5, dtype=torch.float32), torch.randint(K, (8,))
-    gammas = []
-    for enabled in (False, True):
-        torch.manual_seed(0)
-        model, criterion = mlp().float(), CrossEntropy(label_smoothing=0.2)
-        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=LR)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
-        for _ in range(3):
-            optimizer.zero_grad()
-            scaler.scale(criterion(model(x), y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        gammas.append(float(optimizer.last.gamma))
-    assert gammas[0] == pytest.approx(gammas[1], rel=1e-4)
-    assert 0 < gammas[0] < 1
-
-
-@pytest.mark.parametrize("target", ["classes", "probabilities"])
-def test_a_compiled_step_knows_it(target):
-    values = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model, x = mlp(), torch.randn(8, 5)
-        y = torch.randint(K, (8,)) if target == "classes" else probabilities(8)
-        criterion = CrossEntropy(label_smoothing=0.2 if target == "classes" else 0.0)
-        optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=LR)
-        forward = lambda model=model, criterion=criterion, x=x, y=y: criterion(model(x), y)  # noqa: E731
-        if compiled:
-            forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
-        for _ in range(3):
-            optimizer.zero_grad()
-            forward().backward()
-            optimizer.step()
-        values.append((float(optimizer.last.gamma), float(optimizer.last.loss), float(optimizer.last.dual)))
-    torch._dynamo.reset()
-    assert values[0] == pytest.approx(values[1])
-    assert 0 < values[0][0] < 1
-
-
-# Ranks.
-
-
-def batch() -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(8, 5, generator=generator), torch.randint(K, (8,), generator=generator)
-    return x, y, class_weights()
-
-
-def train(model: nn.Module, solver: Any, rows: slice, closure: bool) -> tuple[Tensor, list[float]]:
-    """Three steps on some rows; the bounds of the samples differ by their classes' weights."""
-    x, y, weight = batch()
-    criterion = CrossEntropy(label_smoothing=0.2, weight=weight, reduction="sum")
-    optimizer, found = ProxOptimizer(criterion, solver, model.parameters(), lr=0.2, weight_decay=DECAY), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        if closure:
-            optimizer.step(lambda: criterion(model(x[rows]), y[rows]))
-        else:
-            criterion(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-        found += [float(optimizer.last.gamma), float(optimizer.last.loss), float(optimizer.last.dual)]
-    return parameters_to_vector(model.parameters()).detach(), found
-
-
-def on_a_rank(rank: int, solver: Any, closure: bool) -> tuple[Tensor, list[float]]:
-    torch.manual_seed(0)
-    model: nn.Module = mlp()
-    model = model if closure else DistributedDataParallel(model)
-    return train(model, solver, slice(0, 4) if rank == 0 else slice(4, 8), closure)
-
-
-@pytest.mark.parametrize(
-    ("solver", "closure"),
-    [(SingleStepFW(), False), (SingleStepFW(), True), (MultiStepFW(4, tol=0.0), True)],
-    ids=["backward", "closure", "multi"],
-)
-def test_ranks_average_their_bounds(solver, closure):
-    torch.manual_seed(0)
-    model = mlp()
-    x, y, weight = batch()
-    alone = ProxOptimizer(
-        CrossEntropy(label_smoothing=0.2, weight=weight, reduction="sum"),
-        solver,
-        model.parameters(),
-        lr=0.2,
-        weight_decay=DECAY,
-    )
-    expected: list[float] = []
-    for _ in range(3):
-        alone.step(lambda: alone.loss(model(x), y, torch.full((8,), 0.5)))  # the mean of two sums
-        expected += [float(alone.last.gamma), float(alone.last.loss), float(alone.last.dual)]
-    for weights, found in run_on_ranks(on_a_rank, solver, closure):
-        assert found == pytest.approx(expected, rel=1e-9)
-        torch.testing.assert_close(weights, parameters_to_vector(model.parameters()).detach())

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
+from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 
 
@@ -51,70 +51,10 @@ def test_the_state_of_another_optimizer_is_refused(other):
     assert optimizer.state_dict() == before
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("lr", -1.0, "expected η ≥ 0"),
-        ("lr", "fast", "expected a number"),
-        ("momentum", 1.5, "expected μ in"),
-        ("weight_decay", float("nan"), "expected 0 or more"),
-        ("average", 2.0, "expected None, or the largest weight"),
-    ],
-)
-def test_options_that_no_optimizer_can_have_are_refused_in_a_state(option, value, message):
-    optimizer = fresh(mlp())
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["param_groups"][0][option] = value
-    with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(saved)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-@pytest.mark.parametrize("given", [torch.tensor(1.0), 1.0])
-def test_a_value_in_the_place_of_a_closure(given):
-    with pytest.raises(TypeError, match=r"the value by keyword: optimizer\.step\(loss=value\)"):
-        fresh(mlp()).step(given)
-
-
 def test_a_closure_of_another_loss_names_the_ways_out():
     model, (x, y) = mlp(), (torch.randn(4, 5), torch.tensor([0, 1, 2, 0]))
     with pytest.raises(ValueError, match=r"three ways out.*CrossEntropy.*loss=value.*compute_loss_func"):
         fresh(model).step(lambda: nn.functional.cross_entropy(model(x), y))
-
-
-def test_an_infinite_cost_is_refused():
-    with pytest.raises(ValueError, match="cost must be finite"):
-        MultiClassHinge(torch.tensor([[0.0, float("inf")], [1.0, 0.0]]))
-
-
-NONSENSE = [
-    ("lr", math.nan, "expected η ≥ 0"),
-    ("lr", -1.0, "expected η ≥ 0"),
-    ("lr", 1e300, "expected η ≥ 0, finite in float32"),
-    ("lr", torch.tensor(-1.0), "expected η ≥ 0"),
-    ("lr", torch.ones(2), "expected a number or a 0-dim tensor"),
-    ("lr", None, "expected a number"),
-    ("momentum", 2.0, "expected μ in"),
-    ("momentum", math.nan, "expected μ in"),
-    ("momentum", "much", "expected a number"),
-    ("weight_decay", -1.0, "expected 0 or more"),
-    ("weight_decay", None, "expected a number"),
-    ("average", 1.0, "expected None, or the largest weight"),
-]
-
-
-@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(2)], ids=["backward", "closure"])
-@pytest.mark.parametrize(("option", "value", "message"), NONSENSE, ids=[f"{k}={v}" for k, v, _ in NONSENSE])
-def test_options_that_were_set_to_nonsense_between_two_steps_are_refused(option, value, message, solver):
-    model, x, y = mlp(), torch.ones(4, 5), torch.tensor([0, 1, 2, 0])
-    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters(), lr=0.5, momentum=0.9, average=0.9)
-    optimizer.step(lambda: optimizer.loss(model(x), y))
-    optimizer.loss(model(x), y).backward()
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer.param_groups[0][option] = value
-    with pytest.raises((ValueError, TypeError), match=message):
-        optimizer.step() if solver.needs_graph is False else optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
 def test_a_schedule_to_0_may_end_below_it_by_rounding():
@@ -154,45 +94,6 @@ def test_a_state_without_tensors_loads_into_another_metric_which_begins_afresh()
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("z", math.nan, "the velocity of parameter 0 contains NaN or infinite values"),
-        ("v", math.inf, "the second moment of parameter 0 contains NaN or infinite values"),
-        ("average", math.nan, "the average of parameter 0 contains NaN"),
-        ("t", -3.0, "expected 0 or more"),
-        ("t", math.nan, "expected a tensor of one finite number"),
-    ],
-)
-def test_a_state_without_numbers_is_refused(name, value, message):
-    optimizer = stepped(metric=Diagonal(), average=0.9)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["state"][0][name].fill_(value)
-    with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(saved)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        *(None, 3, [], {}, {"state": {}}, {"state": 3, "param_groups": []}, {"state": {}, "param_groups": 3}),
-        *({"state": {}, "param_groups": [3]}, {"state": {0: 3}, "param_groups": [{}]}),
-    ],
-    ids=str,
-)
-def test_what_is_no_state_at_all_is_refused(state):
-    with pytest.raises(ValueError, match="state_dict"):
-        fresh(mlp()).load_state_dict(state)
-
-
-def test_a_state_that_says_auto_has_its_numbers():
-    saved = copy.deepcopy(stepped(lr="auto").state_dict())
-    fresh(mlp(), lr="auto").load_state_dict(saved)
-    saved["param_groups"][0]["max_distance"] = None
-    with pytest.raises(ValueError, match="'max_distance' of group 0 is None; expected a tensor"):
-        fresh(mlp(), lr="auto").load_state_dict(saved)
-
-
 @pytest.mark.parametrize("loss", ["much", 1j, [1.0], torch.tensor(1j)], ids=str)
 def test_a_value_that_is_no_number_is_refused(loss):
     model = mlp()
@@ -200,19 +101,6 @@ def test_a_value_that_is_no_number_is_refused(loss):
     optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
     with pytest.raises(TypeError, match="expected a real number, or a tensor of one"):
         optimizer.step(loss=loss)
-
-
-@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(), BlockFW()], ids=lambda solver: type(solver).__name__)
-def test_a_sparse_gradient_is_named(solver):
-    model, y = nn.Embedding(5, 3, sparse=True), torch.tensor([0, 1, 2])
-    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters())
-    with pytest.raises(RuntimeError, match="a gradient is sparse; proxsvm needs dense ones"):
-        optimizer.step(lambda: optimizer.loss(model(y), y))
-
-
-def test_parameters_of_8_bits_are_refused():
-    with pytest.raises(TypeError, match="of at least 16 bits"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(3).to(torch.float8_e4m3fn)])
 
 
 def test_an_optimizer_that_was_made_before_its_model_is_told_so():
@@ -240,3 +128,125 @@ def test_a_step_that_is_refused_is_not_counted(fused):
         optimizer.step(loss=1.0)
     assert optimizer.state[w]["t"] == 1
     assert torch.equal(w, before)
+
+
+# Options: at construction, set between two steps, and in a state.
+
+NONSENSE = [
+    ("lr", math.nan, "lr is nan; expected η ≥ 0"),
+    ("lr", -1.0, "lr is -1.0; expected η ≥ 0"),
+    ("lr", 1e300, "expected η ≥ 0, finite in float32"),
+    ("lr", torch.tensor(-1.0), "expected η ≥ 0"),
+    ("lr", torch.ones(2), r"shape \(2,\); expected a number or a 0-dim tensor"),
+    ("lr", None, "expected a number"),
+    ("lr", "fast", "expected a number"),
+    ("momentum", 2.0, "momentum is 2.0; expected μ in"),
+    ("momentum", math.nan, "expected μ in"),
+    ("weight_decay", -1.0, "weight_decay is -1.0; expected 0 or more"),
+    ("weight_decay", None, "expected a number"),
+    ("average", 1.0, "expected None, or the largest weight"),
+    ("average", "much", "expected a number"),
+]
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(2)], ids=["backward", "closure"])
+@pytest.mark.parametrize(("option", "value", "message"), NONSENSE, ids=[f"{k}={v}" for k, v, _ in NONSENSE])
+def test_options_that_are_nonsense_are_refused(option, value, message, solver):
+    model, x, y = mlp(), torch.ones(4, 5), torch.tensor([0, 1, 2, 0])
+    options = {"lr": 0.5, "momentum": 0.9, "average": 0.9}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ProxOptimizer(MultiClassHinge(), solver, model.parameters(), **{**options, option: value})
+    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters(), **options)
+    optimizer.step(lambda: optimizer.loss(model(x), y))
+    optimizer.loss(model(x), y).backward()
+    before, saved = [p.detach().clone() for p in model.parameters()], copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0][option] = value
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    optimizer.param_groups[0][option] = value
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizer.step() if solver.needs_graph is False else optimizer.step(lambda: optimizer.loss(model(x), y))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite": "ignore"}, "expected 'skip' or 'raise'"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm is '1'"),
+        ({"process_group": "world"}, "process_group is 'world'"),
+        ({"fused": "yes"}, "fused is 'yes'"),
+        ({"memory": 1.0, "momentum": 0.0}, "memory is 1.0; expected μ in"),
+        ({"memory": 0.9}, "expected one of them"),
+        ({"solver": MultiStepFW(3), "max_grad_norm": 1.0}, "max_grad_norm bounds the one gradient"),
+    ],
+    ids=str,
+)
+def test_options_of_the_whole_optimizer_that_are_nonsense(options, message):
+    options = {"solver": SingleStepFW(), "momentum": 0.9, **options}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ProxOptimizer(MultiClassHinge(), params=mlp().parameters(), **options)
+
+
+# States.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["state"][0]["z"].fill_(math.nan), "'z' of parameter 0 contains NaN or infinite values"),
+        (lambda s: s["state"][0]["v"].fill_(math.inf), "'v' of parameter 0 contains NaN or infinite values"),
+        (lambda s: s["state"][0].update(t=torch.ones(2)), r"'t' of parameter 0 is \(2,\), torch.float64; expected"),
+        (lambda s: s["state"][0].update(z=torch.zeros(3)), r"'z' of parameter 0 is \(3,\), torch.float64; expected"),
+        (lambda s: s["state"][0].update(z=s["state"][0]["z"].float()), "torch.float32; expected"),
+        (lambda s: s["state"][0].update(average=3.0), r"'average' of parameter 0 is 3\.0; expected a tensor"),
+        (lambda s: s["state"][0].update(ema=torch.zeros(2)), "'ema'.*expected"),
+        (lambda s: s["state"].update({99: {"z": torch.zeros(3)}}), "parameter 99, which is in none of its groups"),
+        (lambda s: s["state"].update({0: 3}), "the state of parameter 0"),
+        (lambda s: s["param_groups"].append(s["param_groups"][0]), "parameter groups"),
+        (lambda s: s["param_groups"].pop(), "parameter groups"),
+        (lambda s: s["param_groups"][0]["params"].pop(), "build the optimizer as it was"),
+        (lambda s: s["param_groups"][0].pop("momentum"), "lacks"),
+        (lambda s: s["param_groups"][0].update(max_distance=None), "'max_distance' of group 0 is None"),
+        (lambda s: s.pop("param_groups"), "expected a state_dict"),
+        (lambda s: s.update(param_groups=3), "expected a state_dict"),
+        (lambda s: s.clear(), "expected a state_dict"),
+    ],
+)
+def test_a_wrong_state_dict_is_refused_and_changes_nothing(change, message):
+    model = mlp()
+    optimizer = fresh(model, metric=Diagonal(), average=0.9)
+    take_step(model, optimizer)
+    before = [x.clone() for own in optimizer.state.values() for x in own.values()]
+    saved = copy.deepcopy(optimizer.state_dict())
+    change(saved)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    after = [x for own in optimizer.state.values() for x in own.values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():
+    model = mlp()
+    optimizer = fresh(model, metric=Diagonal(), average=0.9)
+    optimizer.state["note"], optimizer.state["count"] = {"of": "a hook"}, 3
+    take_step(model, optimizer)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_step(model, optimizer)
+    assert (optimizer.state["note"], optimizer.state["count"]) == ({"of": "a hook"}, 3)
+
+
+def test_a_value_in_half_precision_is_taken():
+    model = mlp()
+    optimizer = fresh(model)
+    optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
+    assert optimizer.step(loss=torch.tensor(0.5, dtype=torch.bfloat16)) == 0.5
+
+
+@pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(), BlockFW()], ids=lambda solver: type(solver).__name__)
+def test_a_sparse_gradient_is_named(solver):
+    model, y = nn.Embedding(5, 3, sparse=True), torch.tensor([0, 1, 2])
+    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters())
+    with pytest.raises(RuntimeError, match="a gradient is sparse; proxsvm needs dense ones"):
+        optimizer.step(lambda: optimizer.loss(model(y), y))

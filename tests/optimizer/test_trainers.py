@@ -16,9 +16,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from examples import plain
-from proxsvm import ProxOptimizer, checkpoint, follow
-from proxsvm.losses import CrossEntropy
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm import checkpoint
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # theirs, not ours
 
@@ -83,14 +81,6 @@ def test_lightning_with_manual_optimization(way):
     assert_same_weights(with_lightning.fit(with_lightning.Manual(**way)), way)
 
 
-def test_lightning_with_a_solver_of_several_steps():
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from examples import with_lightning
-
-    module = with_lightning.ManualSeveralSteps(MultiStepFW(3))
-    assert plain.accuracy(with_lightning.fit(module)) > 0.8
-
-
 @each_way
 def test_accelerate(way):
     pytest.importorskip("accelerate", reason="pip install '.[trainers]'")
@@ -113,10 +103,6 @@ def test_hugging_face_trainer(way):
     AcceleratorState._reset_state(reset_partial_state=True)
     assert_same_weights(with_huggingface.train(**way), way)
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_the_plain_loop_learns():
-    assert plain.accuracy(plain.train()) > 0.9
 
 
 @pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
@@ -197,25 +183,6 @@ def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
     assert_same_weights(example.fit(made(), resume=str(tmp_path / "epoch=0.ckpt")), {})
 
 
-def test_lightning_fits_tests_and_fits_again():
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from torch.utils.data import DataLoader
-
-    from examples import with_lightning as example
-
-    module, loader = example.Automatic(), DataLoader(plain.dataset(), plain.BATCH)
-    trainer = example.trainer(1)
-    trainer.fit(module, loader)
-    weights, expected = versions(module)
-    module.train()
-    trainer.validate(module, loader, verbose=False)
-    close(vector(module), expected)
-    example.trainer(0).fit(module, loader)
-    close(vector(module), weights)  # a new optimizer begins where the old one's training weights are
-    example.fit(module, 1)
-    assert not torch.allclose(*versions(module))
-
-
 def test_lightning_without_an_average_is_said():
     pytest.importorskip("lightning", reason="pip install '.[trainers]'")
     from examples import with_lightning as example
@@ -289,26 +256,3 @@ def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(tmp_path):
         close(found, best)
     found = torch.from_numpy(trainer.predict(with_huggingface.Dicts()).predictions)
     close(found, trainer.model.network(x).detach())
-
-
-@pytest.mark.usefixtures("accelerate")
-def test_a_pretrained_model_with_tied_weights_saves_the_averages(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    torch.manual_seed(0)
-    model, criterion = transformers.BertForMaskedLM(config).train(), CrossEntropy()
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr=0.5, average=0.9)
-    follow(model, optimizer)
-    tokens = torch.randint(20, (4, 6))
-    for _ in range(3):
-        optimizer.zero_grad()
-        criterion(model(input_ids=tokens).logits.flatten(0, 1), tokens.flatten()).backward()
-        optimizer.step()
-    model.save_pretrained(tmp_path)
-    weights, expected = versions(model)
-    assert not torch.allclose(weights, expected)
-    again = transformers.BertForMaskedLM.from_pretrained(tmp_path)
-    assert torch.equal(vector(again), expected)
-    assert torch.equal(vector(model.train()), weights)

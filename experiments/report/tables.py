@@ -1,0 +1,406 @@
+"""The tables: what was chosen, all that was tried, one setting for all tasks, and the paper's published numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from pandas import DataFrame, Series, read_csv
+
+from experiments.report import names
+from experiments.report.results import (
+    Results,
+    best,
+    candidates,
+    choose,
+    final,
+    grid,
+    of_tested,
+    plain,
+    preferred,
+    spread,
+    tested,
+    together,
+    unit,
+    validation,
+)
+
+OURS = ("dfw", "dfw-full", "multistep")
+SEEDS = "Mean ± sample standard deviation over the seeds."
+
+
+class Bold(str):
+    """A cell that is the best of its column."""
+
+    __slots__ = ()
+
+
+@dataclass
+class Table:
+    """A header and rows of cells; a row of one cell is a heading over the rows below it.
+
+    >>> print(Table("t", ["a", "b"], [["1", Bold("2")]]).markdown())
+    | a | b |
+    |---|---|
+    | 1 | **2** |
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [self.header, ["---"] * len(self.header)]
+        for row in self.rows:
+            cells = [f"**{cell}**" if isinstance(cell, Bold) else cell for cell in row]
+            lines.append(cells if len(row) > 1 else [f"*{row[0]}*", *[""] * (len(self.header) - 1)])
+        text = ["| " + " | ".join(cells) + " |" for cells in lines]
+        text[1] = text[1].replace(" ", "")
+        return "\n".join(text)
+
+
+def embolden(rows: list[list[str]], column: int, lower: bool = False) -> None:
+    """Mark the best number of a column, as it is printed."""
+    numbers = {
+        k: float(row[column].split()[0].replace(",", "")) for k, row in enumerate(rows) if row[column][0].isdigit()
+    }
+    if len(numbers) > 1:
+        top = (min if lower else max)(numbers.values())
+        for k in (k for k, number in numbers.items() if number == top):
+            rows[k][column] = Bold(rows[k][column])
+
+
+def study(name: str, runs: DataFrame) -> Table:
+    """The chosen setting of each method, and below it that of each method's averaged weights."""
+    value = unit(runs)
+    header = ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"]
+    table = Table(names.study(name), header)
+    lengths, others = set(), []
+    for averaged in (False, True):
+        chosen, pool = choose(runs, averaged), candidates(runs, averaged)
+        rows = [[*_named(c, pool), validation(of_tested(c)), tested(c), str(len(of_tested(c)))] for c in chosen]
+        for column in (3, 4):
+            embolden(rows, column, lower=bool(runs.lower.iloc[0]))
+        table.rows += [["Averaged weights"], *rows] if averaged and rows else rows
+        lengths |= {(int(grid(runs).epochs.iloc[0]), int(c.epochs.iloc[0])) for c in chosen}
+        others += [
+            f"{names.method(c.method.iloc[0], averaged)}: {names.setting(other, pool)} ({validation(other)})"
+            for c in chosen
+            if (other := preferred(c, runs)) is not None
+        ]
+    short = [f" of runs of {names.count(a, 'epoch')}, and run again for {b}" for a, b in sorted(lengths) if a < b]
+    table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
+    if others:
+        table.note += f" The grid alone would have preferred {'; '.join(others)}."
+    return table
+
+
+def _named(candidate: DataFrame, pool: list[DataFrame]) -> list[str]:
+    """Optimizer, loss and setting."""
+    first = candidate.iloc[0]
+    name = names.optimizer(first.method) + names.AVERAGED * bool(first.decay)
+    return [name, names.loss(first.method.loss), names.setting(candidate, pool)]
+
+
+def every_setting(name: str, runs: DataFrame) -> Table:
+    """Everything that was tried in a study."""
+    header = ["optimizer", "loss", "setting", "epochs", f"validation ({unit(runs)})", "averaged", "seeds"]
+    note = "Averaged: validation of the averaged weights, at the best of its decays."
+    table = Table(f"{names.study(name)}: every setting", header, note=note)
+    pool, averages = candidates(runs), candidates(runs, averaged=True)
+    for c in pool:
+        mine = [a for a in averages if _same(a, c)]
+        average = best(mine) if mine else None
+        averaged = "—" if average is None else f"{validation(average)} ({average.decay.iloc[0]})"
+        table.rows.append([*_named(c, pool), str(c.epochs.iloc[0]), validation(c), averaged, str(len(c))])
+    return table
+
+
+def _same(a: DataFrame, b: DataFrame) -> bool:
+    """Whether two candidates have the same method, setting and length."""
+    keys = ["task", "method", "setting", "epochs"]
+    return tuple(a.iloc[0][keys]) == tuple(b.iloc[0][keys])
+
+
+def averages(name: str, runs: DataFrame) -> Table:
+    """The last weights and every average of them, at every setting that was run to the end."""
+    length = runs.epochs.max()
+    runs = runs[runs.epochs == length]
+    forms = sorted(set(runs.decay) - {""}, key=Fraction)
+    table = Table(
+        f"{names.study(name)}: forms of the average",
+        ["optimizer", "setting", "not averaged", *forms, "statistics re-estimated"],
+        note=f"Validation ({unit(runs)}) of the best epoch of runs of {length} epochs. A number below 1 is the "
+        "average's decay; 1/4: it covers the last quarter of the steps so far. Statistics re-estimated: what "
+        "estimating the batch norm's statistics again after the last epoch adds to averaging them, the mean over the "
+        "averages.",
+    )
+    pool = candidates(runs)
+    for c in pool:
+        same = {a.decay.iloc[0]: a for a in candidates(runs, averaged=True) if _same(a, c)}
+        values = [validation(same[form]) if form in same else "—" for form in forms]
+        ends = [curve[-1] for curve in c.curve]
+        added = Series([v - end["val_averaged"][k] for end in ends for k, v in end["val_averaged_fresh"].items()])
+        anew = f"{added.mean():+.1f}".replace("-", "−") if len(added) else "—"
+        optimizer, _, setting = _named(c, pool)
+        table.rows.append([optimizer, setting, validation(c), *values, anew])
+    return table
+
+
+def beside(studies: Results) -> Table:
+    """The mean test values of several studies, as trained and averaged, of the methods that all of them have."""
+    columns = [{c.method.iloc[0]: c for c in choose(runs, a)} for runs in studies.values() for a in (False, True)]
+    table = Table("Side by side", ["", *(head for name in studies for head in (names.study(name), "averaged"))])
+    for method in columns[0]:
+        if all(method in column for column in columns[::2]):
+            cells = [tested(column[method], deviation=False) if method in column else "—" for column in columns]
+            table.rows.append([names.method(method), *cells])
+    for k in range(1, len(table.header)):
+        embolden(table.rows, k)
+    return table
+
+
+def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -> Table:
+    """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
+
+    A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 minus its
+    accuracy, over those of the best row. The last row is the best of the peers in the ``tuned`` study of each task.
+    ``value``: "test", with the weights of the best epoch, or "test_last".
+    """
+    table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
+    table.note = "Test values, no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    if not studies:
+        return table
+    lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
+    tests = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()})
+    errors = DataFrame({name: tests[name] if lower[name] else (100 - tests[name]).abs() for name in studies})
+    ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
+    first = list(_recommended(next(iter(studies.values())), value).index)
+    for row in (row for row in first if tests.loc[row].notna().all()):
+        cells = [_cell(tests.loc[row, name], lower[name]) for name in studies]
+        table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
+    for k, low in enumerate([*lower.values(), True, True], 1):
+        embolden(table.rows, k, low)
+    peers = {name: _preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies}
+    if table.rows and any(peer is not None for peer in peers.values()):
+        cells = ["—" if peer is None else _cell(peer.test.mean(), lower[name]) for name, peer in peers.items()]
+        table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
+    return table
+
+
+def _recommended(runs: DataFrame, value: str) -> Series:
+    """The test value of each method at its one setting, and of its averaged weights, by the name of the row."""
+    tests = {
+        names.recommended(c.iloc[0], averaged): c[value].mean()
+        for averaged in (False, True)
+        for c in candidates(final(runs), averaged)
+    }
+    return Series({name: test for name, test in tests.items() if not math.isnan(test)}, dtype=float)
+
+
+def timed(studies: Results) -> Table:
+    """:func:`fixed` at equal training time: the best validation value until AdamW, at its first setting, has finished.
+
+    A dash: the first epoch was not finished by then. Only runs that recorded the time of their training passes count.
+    """
+    cut = {}
+    for name, runs in studies.items():
+        clock = runs[runs.curve.map(lambda run: "train_seconds" in run[0])]
+        spent = clock.curve.map(lambda run: sum(epoch["train_seconds"] for epoch in run))
+        adamw = clock.apply(lambda run: names.recommended(run), axis=1) == "AdamW, constant" if len(clock) else spent
+        if adamw.any():
+            cut[name] = clock.assign(test=[_until(run, spent[adamw].mean()) for run in clock.itertuples()])
+    table = fixed(cut)
+    table.title, table.note = (
+        "One setting, equal time",
+        "Validation, no setting tuned. —: no epoch was finished in time.",
+    )
+    return table
+
+
+def _until(run: Any, seconds: float) -> float:
+    """The best validation value of the epochs that end within so many seconds of training; inf if none does."""
+    spent, values = 0.0, []
+    for epoch in run.curve:
+        spent += epoch["train_seconds"]
+        values += [epoch["val_averaged"][run.decay] if run.decay else epoch["val"]] if spent <= seconds else []
+    return (min if run.lower else max)(values) if values and all(map(math.isfinite, values)) else math.inf
+
+
+def factors(studies: Results) -> Table:
+    """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
+    table = Table("What each part is worth", ["", *map(names.study, studies)])
+    columns = []
+    for runs in studies.values():
+        lower = bool(runs.lower.iloc[0])
+        best_of = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False).val.agg(
+            "min" if lower else "max"
+        )
+        columns.append({name: _cell(value, lower) for name, value in best_of.items()})
+    for name in dict.fromkeys(name for column in columns for name in column if ", " not in name):  # not two parts
+        table.rows.append([name, *(column.get(name, "—") for column in columns)])
+    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
+    return table
+
+
+def _changed(run: Any) -> str:
+    """The parts of "nothing set" that a run does not have."""
+    changed = {
+        "no average": not run.decay,
+        "γ ≡ 1": run.optimizer == "dfw-full",
+        run.method.metric: run.method.metric != "kronecker",
+        "a fixed η": not run.method.auto,
+        "momentum, no memory": not run.config["memory"] and run.config["momentum"],
+        "no memory": not run.config["memory"] and not run.config["momentum"],
+    }
+    return ", ".join(name for name, given in changed.items() if given) or "nothing set"
+
+
+def ranks(studies: Results) -> Table:
+    """The short form of :func:`fixed`: mean rank and worst of the six best methods, as trained or averaged."""
+    title = f"One setting for {names.count(len(studies), 'task')}"
+    table = Table(title, ["", "mean rank", "worst error, relative to the best"])
+    for name, *_, place, worst in sorted(fixed(studies).rows, key=lambda row: float(row[-2])):
+        if name.removesuffix(names.AVERAGED) not in {row[0].removesuffix(names.AVERAGED) for row in table.rows}:
+            table.rows.append([name, str(place), str(worst)])
+    del table.rows[6:]
+    return table
+
+
+def gammas(studies: Results) -> Table:
+    """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
+    table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
+    runs = plain(together(studies))
+    runs = runs[runs.optimizer.isin(OURS)].assign(name=lambda frame: [names.recommended(r) for r in frame.itertuples()])
+    for name, mine in runs.groupby("name", sort=False):
+        curves = [mine.curve[mine.study == study] for study in studies]
+        cells = [", ".join(f"{of.map(lambda c: c[k]['gamma']).mean():.2f}" for k in (0, -1)) for of in curves]  # noqa: B023
+        table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])
+    return table
+
+
+def tuned(studies: Results) -> Table:
+    """The best of ours and the best of the peers in each study, averaged weights included: validation has chosen.
+
+    Level: the test values differ by less than one standard error of their difference.
+    """
+    table = Table("Everyone tuned", ["", "proxsvm", "its test value", "best peer", "its test value", "proxsvm is"])
+    for name, runs in studies.items():
+        pair = [_preferred(runs, ours) for ours in (True, False)]
+        if any(candidate is None for candidate in pair):
+            continue
+        ours, peer = (candidate.test.dropna() for candidate in pair)
+        ahead = (peer.mean() - ours.mean()) * (1 if runs.lower.iloc[0] else -1)
+        error = math.sqrt(sum((tests.var() if len(tests) > 1 else 0.0) / len(tests) for tests in (ours, peer)))
+        verdict = "level" if abs(ahead) <= error else "first" if ahead > 0 else "behind"
+        cells = [cell for c in pair for cell in (names.method(c.method.iloc[0], bool(c.decay.iloc[0])), tested(c))]
+        table.rows.append([names.study(name), *cells, verdict])
+    if table.rows:
+        ahead_or_level = sum(row[-1] != "behind" for row in table.rows)
+        table.rows.append(["*first or level*", "", "", "", "", f"{ahead_or_level} of {len(table.rows)}"])
+    table.note = "Level: the test values differ by less than one standard error of their difference."
+    return table
+
+
+def _preferred(runs: DataFrame | None, ours: bool) -> DataFrame | None:
+    """What validation prefers among our methods, or among the others; their averaged weights included."""
+    chosen = [*choose(runs), *choose(runs, averaged=True)] if runs is not None and len(runs) else []
+    found = [c for c in chosen if (c.optimizer.iloc[0] in OURS) is ours and c.test.notna().any()]
+    return best(found) if found else None
+
+
+def _cell(value: float, lower: bool) -> str:
+    if math.isinf(value):
+        return "—"
+    return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
+
+
+def ablation(studies: Results) -> Table:
+    """What γ adds: the validation value with it and without (γ ≡ 1), with three inner steps, and averages of each.
+
+    One row per task, loss, metric and η.
+    """
+    heads = ["task", "loss", "metric, momentum", "η", "γ, last epoch", "γ exact", "γ ≡ 1", "3 steps"]
+    table = Table("Does γ matter?", [*heads, *(f"{head}, averaged" for head in heads[5:])])
+    for name, runs in studies.items():
+        for _, group in runs.assign(key=runs.method.map(lambda m: m[1:])).groupby(["key", "setting"], sort=False):
+            first, at = group.iloc[0], {(r.optimizer, bool(r.decay)): r for r in group.itertuples()}
+            cells = [_validation(at.get((kind, averaged))) for averaged in (False, True) for kind in OURS]
+            gamma = f"{at['dfw', False].curve[-1]['gamma']:.2f}" if ("dfw", False) in at else "—"
+            where = f"{first.method.metric or 'Euclidean'}, {first.config['momentum']:g}"
+            loss = names.loss(first.method.loss)
+            table.rows.append([names.study(name), loss, where, f"{first.eta:g}", gamma, *cells])
+    table.note = "Validation of the best epoch, one seed. A dash: not run; ∞: diverged."
+    return table
+
+
+def _validation(run: tuple | None) -> str:
+    if run is None:
+        return "—"
+    return _cell(run.val, run.lower) if math.isfinite(run.val) else "∞"
+
+
+def structured(runs: DataFrame, measure: str) -> str:
+    """The table of a structured task with every method tuned alike: the weights, their average, and the better one."""
+    head = ["loss", "trained by", "η", f"{measure}, test: last", "averaged", "chosen on held-out data"]
+    table = Table("Everyone tuned alike", head)
+    done = runs[runs.read]
+    for (method, _), rows in done.groupby(["method", "setting"], sort=False):
+        last, average = rows[rows.decay == ""], rows[rows.decay != ""]
+        better = average.val.to_numpy() > last.val.to_numpy()
+        chosen = Series([a if use else b for use, a, b in zip(better, average.test, last.test, strict=True)])
+        cells = [spread(tests, lower=False) for tests in (last.test, average.test, chosen)]
+        name = f"ProxOptimizer, {method.metric or 'Euclidean'}" if method.optimizer == "dfw" else None
+        name = name or names.OPTIMIZERS[method.optimizer]
+        table.rows.append([names.loss(method.loss), name, f"{rows.eta.iloc[0]:g}", *cells])
+    return table.markdown()
+
+
+# The paper's tables.
+
+KEYS = ["dataset", "model", "augment", "optimizer", "loss", "weight_decay", "lr", "batch"]
+TITLES = {1: "CIFAR without data augmentation", 2: "CIFAR with data augmentation", 3: "SNLI"}
+
+
+def published(scales: dict[str, Results]) -> list[Table]:
+    """Tables 1 to 21: every published number, and what each scale obtained with a member of the same family.
+
+    Tables 1 to 3 are test accuracies of the chosen settings, the others validation accuracies of each setting.
+    """
+    paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#")
+    found = {f"obtained, {scale} scale": _obtained(results) for scale, results in scales.items()}
+    for head, (chosen, tried) in found.items():
+        paper[head] = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
+    shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
+    shown = shown.replace({"data": names.STUDIES, "network": names.PARTS, "optimizer": names.OPTIMIZERS})
+    made = []
+    for number, rows in shown.replace({"loss": names.LOSSES}).groupby("table"):
+        rows = rows.drop(columns=["table", "augment"]).dropna(axis=1, how="all")
+        title = TITLES.get(number, f"{rows.optimizer.iloc[0]}, {rows.network.iloc[0]}")
+        cells = [[f"{cell:g}" if isinstance(cell, float) else cell for cell in row] for row in rows.values.tolist()]
+        note = f"{'Test' if number < 4 else 'Validation'} accuracy, %."
+        made.append(Table(f"Table {number}: {title}", list(rows), cells, note))
+    return made
+
+
+def _obtained(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The chosen and all tried settings of the paper's methods: only SGD has a schedule there."""
+    chosen, tried = [], []
+    for runs in (runs for name, runs in results.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
+        mine = runs[runs.method.map(lambda m: m == (m.optimizer, m.loss, m.optimizer == "sgd", "", "", False))]
+        chosen += [c.config.iloc[0] | {"cell": tested(c)} for c in choose(mine)]
+        tried += [c.config.iloc[0] | {"cell": validation(c)} for c in candidates(grid(mine))] if len(mine) else []
+    return chosen, tried
+
+
+def _cell_of(row: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """What was obtained at the setting of a published row, by a network of the same family."""
+    setting = {key: row[key] for key in KEYS if key != "model" and row[key] == row[key]}  # not nan
+    for config in found:
+        if config["model"].startswith(row["model"]) and all(config[key] == value for key, value in setting.items()):
+            return config["cell"]
+    return "—"

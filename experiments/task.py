@@ -1,0 +1,75 @@
+"""What a task is: samples, a network, and how a prediction is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.config import Config, known
+from experiments.optimizers import criterion_of
+
+Tensors = Tensor | tuple[Tensor, ...]
+
+
+def each(f: Callable[[Tensor], Tensor], value: Tensors) -> Any:
+    """``f`` of a tensor, or of each of several."""
+    return f(value) if isinstance(value, Tensor) else tuple(f(part) for part in value)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Three splits and what to do with them.
+
+    ``take(split, index, generator)`` returns the inputs of the network and the targets; it augments if it is given a
+    generator. ``batches(size, generator)`` splits an epoch. ``score(output, target)`` is one scalar per sample;
+    ``measure`` names its mean. ``flat``: the loss sees all but the last dimension of the output as samples.
+
+    A structured task has its own ``losses``, and ``judge(outputs and targets of a split, loss)`` instead of a score.
+    """
+
+    train: Any
+    val: Any
+    test: Any
+    network: Callable[[], nn.Module]
+    take: Callable[[Any, Tensor, torch.Generator | None], tuple[tuple[Tensor, ...], Tensors]]
+    score: Callable[[Tensor, Tensor], Tensor] | None = None
+    measure: str = "accuracy"
+    batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
+    flat: bool = False
+    losses: Mapping[str, Callable[[], nn.Module]] | None = None
+    judge: Callable[[Iterable[tuple[Any, Any]], str], float] | None = None
+    evaluated: int = 500  # samples at a time
+
+    @property
+    def better(self) -> Callable[[float, float], float]:
+        """The better of two values of the measure: errors and nats should be small."""
+        return max if self.measure == "accuracy" else min
+
+    def criterion(self, config: Config) -> nn.Module:
+        return criterion_of(config) if self.losses is None else self.losses[known("loss", config.loss, self.losses)]()
+
+    def loss(self, criterion: nn.Module, output: Any, y: Any) -> Tensor:
+        return criterion(output.flatten(0, -2), y.flatten()) if self.flat else criterion(output, y)
+
+    def epoch(self, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+        """The batches of an epoch, as indices of the training samples."""
+        if self.batches is not None:
+            return self.batches(size, generator)
+        return indices(len(self.train), size, generator)
+
+
+def indices(n: int, size: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+    """Random batches of ``size`` of n samples."""
+    return torch.randperm(n, generator=generator).split(size)
+
+
+def need(path: Path, how: str) -> Path:
+    """``path``, or an error that says how to get it."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing. {how} Then pass its folder: --data DIR")
+    return path

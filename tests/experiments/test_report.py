@@ -1,0 +1,517 @@
+"""The report: what validation chooses, the tables, the figures, the page, and the tables of the docs."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import json
+import math
+import re
+import struct
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pandas import DataFrame
+
+from experiments.report import figures, names, page, results, tables
+from experiments.report.results import candidates, choose, read, rows_of, validation
+from experiments.studies import EVIDENCE
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
+
+
+def line(
+    study: str = "cifar10",
+    optimizer: str = "dfw",
+    lr: float | str = 0.1,
+    val: float = 60.0,
+    averaged: dict[str, float] | None = None,
+    test: float | None = None,
+    test_averaged: dict[str, float] | None = None,
+    **config: Any,
+) -> dict[str, Any]:
+    """A finished run as a sweep writes it: three epochs that end at ``val``."""
+    dataset = config.get("dataset", study.removesuffix("-augmented"))
+    lower = dataset in results.ERRORS
+    loss = "l1" if lower else "smooth-hinge" if optimizer == "dfw" else "ce"
+    full = {"dataset": dataset, "model": "wrn-10-1", "optimizer": optimizer, "loss": loss, "seed": 0}
+    full |= {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4, "schedule": "wrn-jobs" if optimizer == "sgd" else ""}
+    full |= {"epochs": 3, "batch": 128, "images": 10_000, "held": 5_000, "augment": study.endswith("augmented")}
+    curve = [
+        {"epoch": epoch, "train_loss": 1 / epoch, "step_size": (0.1 if lr == "auto" else lr) / epoch, "seconds": 2.0}
+        | {"val": val * 3 / epoch if lower else val * epoch / 3, "val_averaged": averaged or {}}
+        | {"train_mae" if lower else "train_accuracy": 20.0 * epoch}
+        for epoch in (1, 2, 3)
+    ]
+    provenance = {"torch": "2.13.0", "proxsvm": "0.1", "commit": "abc", "device": "cpu", "threads": 1}
+    made = {"study": study, "config": full | config, "provenance": provenance, "curve": curve}
+    return made | {"test": test, "test_averaged": test_averaged}
+
+
+def frame(*lines):
+    return DataFrame([row for each in lines for row in rows_of(each)])
+
+
+def write(folder: Path, *lines: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in lines:
+        with (folder / f"{each['study']}.jsonl").open("a") as file:
+            file.write(json.dumps(each) + "\n")
+    return folder
+
+
+def chosen(*lines, averaged=False):
+    """(optimizer, η, mean validation) of what is chosen."""
+    return [(c.optimizer.iloc[0], c.eta.iloc[0], c.val.mean()) for c in choose(frame(*lines), averaged)]
+
+
+def etas(*lines, averaged=False):
+    return [eta for _, eta, _ in chosen(*lines, averaged=averaged)]
+
+
+# Files.
+
+
+def test_runs_are_read_by_study_and_a_later_line_counts(tmp_path):
+    write(tmp_path, line(val=50.0), line(val=60.0), line("snli"))
+    found = read(tmp_path)
+    assert {name: len(runs) for name, runs in found.items()} == {"cifar10": 1, "snli": 1}
+    assert found["cifar10"]["last"].item() == 60.0
+    assert read(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"study": "cifar10", "con',
+        json.dumps({**line(), "curve": []}),
+        json.dumps({k: v for k, v in line().items() if k != "test"}),
+        json.dumps({**line(), "config": {"lr": 1.0}}),
+        json.dumps({**line(), "curve": [{"epoch": 1}]}),
+        "[1, 2]",
+    ],
+)
+def test_a_malformed_line_is_named_by_file_and_number(tmp_path, broken):
+    write(tmp_path, line())
+    with (tmp_path / "cifar10.jsonl").open("a") as file:
+        file.write(broken + "\n")
+    with pytest.raises(ValueError, match=r"cifar10\.jsonl, line 2: not a finished run"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("module", [names, results, tables])
+def test_the_examples_in_the_docstrings_hold(module):
+    failed, tried = doctest.testmod(module)
+    assert tried
+    assert not failed
+
+
+# The choice on validation.
+
+
+def test_the_best_validation_value_is_chosen_and_its_test_number_reported():
+    adam, dfw = choose(
+        frame(
+            line(lr=0.01, val=50.0, test=99.0),  # a better test number decides nothing
+            line(lr=0.1, val=60.0, test=58.0),
+            line(lr=0.1, val=62.0, seed=1, test=61.0),
+            line(optimizer="adam", lr=1e-3, val=55.0, test=54.0),
+            line(optimizer="adam", lr=1e-2, val=54.0),
+        )
+    )
+    assert (adam.optimizer.iloc[0], adam.eta.iloc[0], results.tested(adam)) == ("adam", 1e-3, "54.0")
+    assert (dfw.eta.iloc[0], validation(dfw), results.tested(dfw)) == (0.1, "61.0 ± 1.4", "59.5 ± 2.1")
+
+
+def test_settings_are_compared_on_the_seeds_that_all_have():
+    found = line(lr=0.1, val=60.0), line(lr=0.1, val=50.0, seed=1), line(lr=1.0, val=59.0)
+    assert etas(*found) == [0.1]  # 60 against 59 on seed 0; the mean 55 would have lost
+    assert etas(*found, line(lr=1.0, val=58.0, seed=1)) == [1.0]  # 55 against 58.5 on both seeds
+    assert etas(line(lr=0.1, val=60.0), line(lr=1.0, val=61.0, seed=1)) == [1.0]  # no common seed: their means
+
+
+def test_what_was_tested_is_what_was_chosen():
+    grid = [line(lr=0.1, val=60.0, averaged={"0.9": 61.0}), line(lr=1.0, val=59.0, averaged={"0.9": 65.0})]
+    found = *grid, line(lr=0.1, val=58.0, seed=1, test=57.0, averaged={"0.9": 62.0})
+    assert chosen(*found) == [("dfw", 0.1, 58.0)]  # new seeds, no test number to miss
+    assert etas(*found, averaged=True) == [0.1]
+    (average,) = choose(frame(*found), averaged=True)
+    assert results.preferred(average, frame(*found)).eta.iloc[0] == 1.0  # and that is said
+    assert etas(line(lr=0.1), line(lr=1.0, test=59.0)) == [1.0]  # of equal ones
+
+
+def test_what_a_short_grid_chose_is_judged_by_its_long_runs_alone():
+    long = [line(lr=0.1, val=50.0 + s, epochs=20, seed=s, test=49.0, averaged={"0.9": 52.0}) for s in (1, 2)]
+    found = line(lr=0.1, averaged={"0.9": 61.0}), line(lr=1.0, val=59.0, averaged={"0.9": 65.0}), *long
+    assert chosen(*found) == [("dfw", 0.1, 51.5)]
+    assert set(results.grid(frame(*found)).epochs) == {3}
+    note = tables.study("cifar10", frame(*found)).note
+    assert "of runs of 3 epochs, and run again for 20" in note
+    assert "would have preferred DFW + average: η = 1, decay = 0.9 (65.0)" in note
+
+
+def test_the_value_of_a_run_is_that_of_its_best_epoch():
+    peaks = line(lr=0.1, val=50.0, averaged={"0.9": 50.0})
+    peaks["curve"][1] |= {"val": 61.0, "val_averaged": {"0.9": 62.0}}
+    dips = line("bike", val=0.5)
+    dips["curve"][0]["val"] = 0.3
+    found = peaks, line(lr=1.0, val=60.0, averaged={"0.9": 60.0}), dips
+    assert chosen(*found) == [("dfw", 0.1, 0.3), ("dfw", 0.1, 61.0)]
+    assert chosen(*found, averaged=True) == [("dfw", 0.1, 62.0)]
+
+
+def test_lower_is_better_in_regression_and_nothing_that_diverged_is_chosen():
+    found = [line("bike", lr=lr, val=val) for lr, val in ((0.1, 0.5), (1.0, 0.4), (10.0, math.nan))]
+    assert etas(*found) == [1.0]
+    assert [validation(c) for c in candidates(frame(*found))] == ["0.5000", "0.4000", "diverged"]
+    dollars = tables.study("california", frame(line("california", val=32_150.4), line("california", "adam", val=9e3)))
+    assert [row[3] for row in dollars.rows] == ["9,000", "32,150"]
+    assert [isinstance(row[3], tables.Bold) for row in dollars.rows] == [True, False]
+
+
+def test_losses_networks_metrics_and_schedules_make_their_own_choice():
+    sgd = [line(optimizer="sgd", val=20.0), line(optimizer="sgd", schedule="", val=70.0)]
+    assert len(chosen(line(), line(loss="hinge", val=40.0), line(model="densenet-22-12", val=30.0), *sgd)) == 5
+    options = {"study": "lm", "loss": "ce"}
+    found = [line(**options, val=1.5), line(**options, val=1.4, lr=1.0), line(**options, val=1.3, metric="diagonal")]
+    picked = choose(frame(*found, line(**options, val=1.6, lr="auto", metric="diagonal")))
+    expected = ["DFW", "proxsvm, diagonal", "proxsvm, diagonal, η = auto"]
+    assert [names.optimizer(c.method.iloc[0]) for c in picked] == expected
+
+
+def test_averaged_weights_choose_their_own_setting_and_decay():
+    found = (
+        line(lr=0.1, val=60.0, averaged={"0.99": 62.0, "0.999": 55.0}, test=59.0, test_averaged={"0.99": 61.0}),
+        line(lr=1.0, val=50.0, averaged={"0.99": 63.0, "0.999": 66.0}, test=49.0, test_averaged={"0.999": 65.0}),
+    )
+    (average,) = choose(frame(*found), averaged=True)
+    assert etas(*found) == [0.1]
+    assert (average.eta.item(), average.decay.item(), average.val.item(), average.test.item()) == (1, "0.999", 66, 65)
+
+
+@pytest.mark.parametrize("study", EVIDENCE)
+def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
+    runs, grids = read(RESULTS / "small")[study], defaultdict(dict)
+    for run in runs[~runs.read].itertuples():
+        value = run.val * (-1 if run.lower else 1)
+        grids[run.method, run.config["momentum"], run.decay][run.eta] = -math.inf if math.isnan(value) else value
+    grids = [grid for grid in grids.values() if len(grid) > 1]  # Prodigy and DoG have one setting for all tasks
+    assert len(grids) > 9
+    for grid in grids:
+        assert min(grid) < max(grid, key=grid.get) < max(grid)
+
+
+# Tables.
+
+
+def test_published_and_obtained_stand_side_by_side():
+    small = {"cifar10": frame(line(test=58.0), line(optimizer="sgd", test=59.0))}
+    small["averaging"] = frame(line("averaging", dataset="cifar10", val=99.0, test=99.0))  # not one of the paper's rows
+    small["snli"] = frame(*(line("snli", model="bilstm-128", loss="hinge", test=69.0, lr=lr) for lr in (1.0, 10.0)))
+    large = {"cifar100-wrn": frame(line("cifar100-wrn", dataset="cifar100", model="wrn-40-4", test=67.0))}
+    shown = tables.published({"small": small, "paper": large})
+    assert [int(re.match(r"Table (\d+):", table.title)[1]) for table in shown] == list(range(1, 22))
+    rows = {tuple(row[:3]): row[4:] for row in shown[0].rows}
+    assert rows["CIFAR-10", "WRN", "DFW"] == ["90.18", "58.0", "—"]
+    assert rows["CIFAR-100", "WRN", "DFW"] == ["67.83", "—", "67.0"]
+    assert rows["CIFAR-10", "WRN", "SGD"] == ["90.08", "59.0", "—"]
+    assert rows["CIFAR-10", "DenseNet", "Adam"] == ["88.44", "—", "—"]
+    assert ["SNLI", "BiLSTM", "DFW", "hinge", "85.2", "69.0", "—"] in shown[2].rows
+    assert [row[4:6] for row in shown[19].rows] == [["0.1", "84.87"], ["1", "85.21"], ["10", "84.76"]]
+    assert [row[6] for row in shown[19].rows] == ["—", "60.0", "60.0"]
+
+
+def test_the_papers_tables_are_whole_and_their_best_are_those_it_prints_in_bold():
+    bold = """88.18 55.72  86.4 56.16  89.42 63.9  86.1 58.7  90.4 68.54  87.02 59.6  91.7 59.7  89.24 59.9  92.72 69.66
+        91.88 69.3  95.34 74.1  94.98 75.34  83.77 84.62  84.56 84.69  84.69 84.83  84.28 84.73  85.21  85.06 85.15"""
+    paper = tables.read_csv(ROOT / "experiments" / "published.csv", comment="#")
+    best = paper[paper.table > 3].groupby(["table", "dataset", "loss"]).accuracy.max()
+    assert list(best) == [float(number) for number in bold.split()]
+    assert len(paper) == 305
+
+
+def test_the_forms_of_the_average_stand_side_by_side():
+    tried = [line("averaging", lr=lr, seed=1, averaged={"0.99": 60.0 + lr, "1/4": 62.0}, val=55.0) for lr in (0.1, 1.0)]
+    for each in tried:
+        each["curve"][-1]["val_averaged_fresh"] = {"0.99": 60.0 + each["config"]["lr"] - 1.5, "1/4": 62.0 - 0.5}
+    table = tables.averages("averaging", frame(*tried, line("averaging", epochs=2, lr=7.0)))  # the shorter is left out
+    assert table.header == ["optimizer", "setting", "not averaged", "1/4", "0.99", "statistics re-estimated"]
+    assert table.rows == [
+        ["DFW", "η = 0.1", "55.0", "62.0", "60.1", "−1.0"],
+        ["DFW", "η = 1", "55.0", "62.0", "61.0", "−1.0"],
+    ]
+
+
+PROX = {"optimizer": "dfw", "loss": "ce", "metric": "diagonal", "average": "0.995"}
+
+
+def test_one_fixed_setting_over_all_tasks():
+    def of(study, **values):
+        made, dataset = [], study.removeprefix("fixed-")
+        for optimizer, test in values.items():
+            options = {"loss": "ce", "optimizer": optimizer, "test": test, "dataset": dataset}
+            options["lr"] = {"adamw": 1e-3, "dog": 1.0}[optimizer]  # the first of settings.csv
+            made.append(line(study, **options, averaged={"0.995": 1.0}, test_averaged={"0.995": test + 1}))
+        return frame(*made, line(study, **PROX, lr="auto", test=80.0 if "cifar" in study else 1.0, dataset=dataset))
+
+    studies = {"fixed-cifar10": of("fixed-cifar10", adamw=70.0, dog=60.0), "fixed-lm": of("fixed-lm", adamw=1.5)}
+    table = tables.fixed(studies)
+    assert table.header == ["", "CIFAR-10", "Language model", "mean rank", "worst"]
+    assert table.rows == [
+        ["proxsvm, diagonal, η = auto", "80.0", "1.000", "1.0", "1.00"],
+        ["AdamW, constant", "70.0", "1.500", "2.5", "1.50"],
+        ["AdamW, constant + average", "71.0", "2.500", "2.5", "2.50"],
+    ]  # DoG was not run on all tasks
+    assert tables.fixed({}).rows == []
+    assert tables.ranks({"fixed-lm": studies["fixed-lm"]}).title == "One setting for 1 task"
+    faultless = tables.fixed({"fixed-cifar10": of("fixed-cifar10", adamw=98.0, dog=99.0)})
+    assert {row[0]: row[-1] for row in faultless.rows}["AdamW, constant"] == "inf"  # DoG, averaged, has no error at all
+    others = line(optimizer="adam", val=50.0, test=71.0), line(optimizer="dog", test=70.0)
+    tuned = {"cifar10": frame(line(test=99.0), *others)}
+    assert tables.fixed(studies, tuned).rows[-1] == ["*best peer, tuned on each task*", "70.0", "—", "—", "—"]
+    mine = [
+        line("fixed-lm", **PROX, dataset="lm", lr=lr, momentum=mu, test=1.5) for lr, mu in ((0.01, 0.0), (0.1, 0.9))
+    ]
+    mine += [
+        line("fixed-lm", dataset="lm", **NOTHING, test=1.0),
+        line("fixed-lm", "adamw", 0.01, dataset="lm", test=1.2),
+    ]
+    rows = [row[0] for row in tables.fixed({"fixed-lm": frame(*mine)}).rows]
+    assert rows[:2] == ["proxsvm, diagonal, η = 0.01, no momentum", "proxsvm, diagonal, η = 0.1, momentum 0.9"]
+    assert rows[2:] == ["proxsvm, nothing set", "AdamW, constant, lr = 0.01"]
+
+
+NOTHING = {**PROX, "lr": "auto", "metric": "kronecker", "momentum": 0.0, "memory": 0.9}
+
+
+def test_the_last_epoch_and_equal_time():
+    def of(seconds, value, **options):
+        made = line("fixed-lm", dataset="lm", **options, test=1.0, val=value)
+        made["test_last"] = {"": value + 1}
+        for epoch in made["curve"]:
+            epoch["train_seconds"] = seconds
+        return made
+
+    adamw = {"optimizer": "adamw", "lr": 1e-3, "loss": "ce"}
+    runs = frame(of(1.0, 1.5, **adamw), of(2.0, 1.0, **NOTHING), of(4.0, 1.0, **PROX, lr="auto"))
+    last = tables.fixed({"fixed-lm": runs}, value="test_last").rows
+    assert {row[0]: row[1] for row in last}["proxsvm, nothing set"] == "2.000"
+    timed = {row[0]: row[1:] for row in tables.timed({"fixed-lm": runs}).rows}  # until AdamW's three epochs are over
+    assert timed["AdamW, constant"] == ["1.500", "1.0", "1.00"]
+    assert timed["proxsvm, nothing set"] == ["3.000", "2.0", "2.00"]  # one of three epochs
+    assert timed["proxsvm, diagonal, η = auto"] == ["—", "3.0", "inf"]
+    assert tables.timed({"fixed-lm": frame(line("fixed-lm", dataset="lm", test=1.0))}).rows == []  # recorded no time
+
+
+def test_what_each_part_is_worth_and_five_decades():
+    base = {"dataset": "lm", **NOTHING, "average": ""}
+    changes = [{}, {"memory": 0.0}, {"optimizer": "dfw-full"}, {"metric": "euclidean"}, {"lr": 0.1}, {"lr": 0.01}]
+    made = [
+        line("factors-lm", **base | change, val=9.0, averaged={"0.995": 1.0 + k}) for k, change in enumerate(changes)
+    ]
+    assert dict(tables.factors({"factors-lm": frame(*made)}).rows) == {
+        "no average": "9.000",
+        "nothing set": "1.000",
+        "no memory": "2.000",
+        "γ ≡ 1": "3.000",
+        "euclidean": "4.000",
+        "a fixed η": "5.000",
+    }
+    peers = [line("decades-lm", "soap", lr, dataset="lm", loss="ce", averaged={"0.995": 2.0}) for lr in (0.1, 0.01)]
+    drawn = figures.drawings({"decades-lm": frame(made[0], *made[4:], *peers)})
+    assert list(drawn) == ["decades"]
+    assert [text.get_text() for text in drawn["decades"].draw().legends[0].get_texts()] == [
+        "proxsvm, kronecker",
+        "proxsvm, kronecker, η = auto",
+        "SOAP",
+    ]
+
+
+def test_the_best_of_ours_beside_the_best_of_the_others():
+    """Validation chooses; the test value decides who is first, unless it is within one standard error."""
+
+    def of(ours, theirs):
+        given = (("dfw", 60.0, ours), ("adam", 62.0, theirs), ("sgd", 10.0, (99.0, 99.0)))
+        runs = [(o, val, seed, test) for o, val, tests in given for seed, test in enumerate(tests)]
+        return frame(*(line(optimizer=o, val=val, test=test, seed=seed) for o, val, seed, test in runs))
+
+    studies = {"cifar10": of((71.0, 73.0), (70.0, 70.2)), "cifar100": of((70.0, 72.0), (71.5, 71.7))}
+    assert tables.tuned(studies | {"snli": of((60.0, 60.0), (61.0, 61.0))}).rows == [
+        ["CIFAR-10", "DFW", "72.0 ± 1.4", "Adam", "70.1 ± 0.1", "first"],
+        ["CIFAR-100", "DFW", "71.0 ± 1.4", "Adam", "71.6 ± 0.1", "level"],
+        ["SNLI", "DFW", "60.0 ± 0.0", "Adam", "61.0 ± 0.0", "behind"],
+        ["*first or level*", "", "", "", "", "2 of 3"],
+    ]
+
+
+def test_what_gamma_is_worth():
+    options = {"study": "ablation-cifar10", "dataset": "cifar10", "loss": "ce", "averaged": {"0.995": 62.0}}
+    lines = [line(optimizer=name, lr=0.1, val=v, **options) for name, v in (("dfw", 60.0), ("dfw-full", 10.0))]
+    lines[0]["curve"][-1]["gamma"] = 0.25
+    studies = {"ablation-cifar10": frame(*lines)}
+    assert tables.ablation(studies).rows == [
+        ["CIFAR-10", "cross-entropy", "Euclidean, 0.9", "0.1", "0.25", "60.0", "10.0", "—", "62.0", "62.0", "—"]
+    ]
+    drawn = figures.drawings(studies)
+    assert list(drawn) == ["gamma"]
+    assert [text.get_text() for ax in drawn["gamma"].draw().axes for text in ax.texts] == ["0.25"]
+
+
+def test_gamma_at_the_first_and_the_last_epoch():
+    prox = {**PROX, "study": "fixed-lm", "dataset": "lm", "lr": "auto"}
+    lines = [line(**prox, seed=1), line(**prox, seed=2), line(**{**prox, "optimizer": "adamw"})]
+    for made, (first, last) in zip(lines, ((1.0, 0.5), (0.8, 0.25), (0.0, 0.0)), strict=True):
+        made["curve"] = [{**made["curve"][0], "gamma": first}, {**made["curve"][-1], "gamma": last}]
+    assert tables.gammas({"fixed-lm": frame(*lines)}).rows == [["η = auto", "0.90, 0.38"]]
+
+
+def test_studies_stand_side_by_side():
+    dfw = line(averaged={"0.9": 70.0}, test=61.0, test_averaged={"0.9": 71.0})
+    both = frame(dfw, line(optimizer="adam", loss="ce", test=65.0))
+    table = tables.beside({"cifar10": both, "cifar100": frame(line("cifar100", test=20.0))})
+    assert table.header == ["", "CIFAR-10", "averaged", "CIFAR-100", "averaged"]
+    assert table.rows == [["DFW", "61.0", "71.0", "20.0", "—"]]  # the other has no Adam
+
+
+# Figures.
+
+
+def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, capsys):
+    folder = write(tmp_path / "results", *(line(optimizer=o, lr=lr) for o in ("dfw", "sgd") for lr in (0.1, 1.0)))
+    parser = argparse.ArgumentParser()
+    figures.add_arguments(parser)
+    figures.main(parser.parse_args(["--results", str(folder), "--list"]))
+    listed = capsys.readouterr().out.split()
+    assert listed == ["errors-cifar10", "step-size-cifar10", "sensitivity-cifar10"]
+    out = tmp_path / "out"
+    figures.main(parser.parse_args(["--results", str(folder), "--out", str(out)]))
+    assert {file.stem for file in out.iterdir()} == set(listed)
+    for file in out.iterdir():
+        width, height = struct.unpack(">II", file.read_bytes()[16:24])
+        assert width == round(figures.WIDTH * 160)
+        assert height > 500
+    with pytest.raises(SystemExit, match=r"no figure named 'figure-7'.*there are errors-cifar10, "):
+        figures.main(parser.parse_args(["figure-7", "--results", str(folder)]))
+
+
+def test_the_sensitivity_study_also_shows_other_studies_runs_of_its_task():
+    found = {
+        "cifar10": frame(*(line(optimizer="adam", lr=lr, averaged={"0.9": 1.0}) for lr in (0.001, 0.01))),
+        "sensitivity": frame(*(line("sensitivity", lr=lr, dataset="cifar10") for lr in (1, 10))),
+    }
+    figure = figures.drawings(found)["sensitivity"].draw()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Adam", "DFW"]
+
+
+@pytest.mark.parametrize(("error", "marker"), [(9.0, None), (11.0, "x"), (float("inf"), "x")])
+def test_an_error_above_ten_times_the_lowest_is_at_the_top(error, marker):
+    """One such value would take the whole scale."""
+    options = {"study": "ablation-lm", "lr": 0.1, "dataset": "lm", "loss": "ce"}
+    tried = [
+        line(optimizer=o, averaged={"0.995": value}, **options) for o, value in (("dfw-full", error), ("dfw", 1.0))
+    ]
+    tried[1]["curve"][-1]["gamma"] = 0.5
+    ax = figures.drawings({"ablation-lm": frame(*tried)})["gamma"].draw().axes[0]
+    drawn = [each.get_marker() for each in ax.lines]
+    assert drawn.count("o") == 2
+    assert drawn.count("x") == (marker is not None)
+
+
+# The page, and tables in a text.
+
+
+def everything() -> list[dict[str, Any]]:
+    """A little of each kind of study: a short grid, what it chose with two seeds, a name that nobody knows."""
+    average, lines = {"0.99": 58.0, "0.999": 61.0}, []
+    for study in ("cifar10", "averaging"):
+        for optimizer in ("dfw", "sgd", "adam", "unheard-of"):
+            options = {"dataset": "cifar10", "averaged": average}
+            lines += [line(study, optimizer, lr, val=60 - lr, **options) for lr in (0.1, 1.0)]
+            lines += [line(study, optimizer, seed=seed, epochs=20, test=59.0, **options) for seed in (1, 2)]
+    for optimizer, loss in (("dfw", "hinge"), ("sgd", "ce"), ("sgd", "hinge"), ("adam", "ce")):
+        lines.append(line("snli", optimizer, 0.1, model="bilstm-128", loss=loss, val=70.0, test=69.0))
+    lines += [line("california", o, lr, val=lr, model="mlp", schedule="") for o in ("dfw", "adam") for lr in (0.4, 0.5)]
+    lines += [line("sensitivity", o, lr, dataset="cifar10") for o in ("multistep", "dfw") for lr in (0.1, 1.0, 10.0)]
+    lines += [line("fixed-lm", **PROX, dataset="lm", test=1.0), line("fixed-lm", "adamw", dataset="lm", test=2.0)]
+    return [*lines, line("ablation-bike", averaged={"0.995": 1.0}, dataset="bike")]
+
+
+def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(tmp_path):
+    assert "90.18" in page.render({"small": {}}, "without results")
+    write(tmp_path / "small", *everything())
+    write(tmp_path / "paper", line("cifar10-wrn", test=58.0, dataset="cifar10", model="wrn-40-4"))
+    parser = argparse.ArgumentParser()
+    page.add_arguments(parser)
+    page.main(parser.parse_args(["--results", str(tmp_path), "--out", str(tmp_path / "report.html")]))
+    text = (tmp_path / "report.html").read_text()
+    drawn = set(figures.drawings(read(tmp_path / "small")))
+    assert {"errors-cifar10", "step-size-snli", "sensitivity", "errors-california", "gamma"} <= drawn
+    assert all(f'<figure id="{name}">' in text for name in {*drawn, "paper-errors-cifar10-wrn"})
+    assert all(f"Table {number}:" in text for number in range(1, 22))
+    assert not re.search(r'(?:src|href)="(?!#|data:)|<link|<script\s|@import|url\(', text)
+    assert "Not run yet, and so not on this page: CIFAR-10, with augmentation; CIFAR-100; " in text
+    sections = re.findall('<section id="(.*?)">', text)
+    assert sections[:4] == ["fixed", "tuned", "gamma", "tables"]
+    assert "One setting for 1 task<" in text
+    assert "wrn-10-1: 8 runs of 3 epochs, 8 runs of 20 epochs." in text
+
+
+def test_a_study_as_markdown(tmp_path, capsys):
+    write(
+        tmp_path / "small",
+        line(lr=0.1, val=60.0, averaged={"0.99": 64.0}, test=58.0, test_averaged={"0.99": 63.0}),
+        line(lr=0.1, val=61.0, seed=1, averaged={"0.99": 65.0}, test=60.0, test_averaged={"0.99": 63.0}),
+        line(lr=1.0, val=59.0),
+        line(optimizer="sgd", val=62.0, weight_decay=5e-4),
+        line(optimizer="sgd", val=61.0, weight_decay=1e-4),
+    )
+    parser = argparse.ArgumentParser()
+    page.add_arguments(parser)
+    page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar10"]))
+    assert capsys.readouterr().out.splitlines() == [
+        "| optimizer | loss | setting | validation (accuracy, %) | test (accuracy, %) | seeds |",
+        "|---|---|---|---|---|---|",
+        "| DFW | smoothed hinge | η = 0.1 | 60.5 ± 0.7 | 59.0 ± 1.4 | 2 |",
+        "| SGD, schedule | cross-entropy | η = 0.1, l₂ = 0.0005 | **62.0** | — | 1 |",
+        "| *Averaged weights* |  |  |  |  |  |",
+        "| DFW + average | smoothed hinge | η = 0.1, decay = 0.99 | 64.5 ± 0.7 | 63.0 ± 0.0 | 2 |",
+        "",
+        "Settings were chosen by the validation value of the best epoch. Mean ± sample standard deviation over the "
+        "seeds.",
+    ]
+    with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are results of: cifar10"):
+        page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
+
+
+def test_a_text_gets_the_kind_of_table_that_it_asks_for():
+    found = {"cifar10": frame(line(lr=0.1), line(lr=1.0, averaged={"1/4": 62.0}))}
+    text = "a\n<!-- study cifar10 -->\nold\n<!-- end -->\nb\n<!-- settings cifar10 -->\n<!-- end -->\nc"
+    new = page.filled(text, found)
+    assert new.startswith("a\n<!-- study cifar10 -->\n\n| optimizer | loss | setting |")
+    assert "old" not in new
+    assert "62.0 (1/4)" in new[new.index("<!-- settings") :]
+    assert page.filled(new, found) == new
+    with pytest.raises(SystemExit, match="no results of a study named 'mnist'"):
+        page.filled("<!-- beside cifar10 mnist -->\n<!-- end -->", found)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("docs/reproduction.md", "study"), ("README.md", "ranks"), ("docs/index.md", "ranks")]
+)
+def test_the_docs_show_what_the_results_say(file, kind):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert f"<!-- {kind} " in text
+    assert page.filled(text, read(RESULTS / "small", RESULTS / "tuned")) == text
+
+
+MEASURES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %"}
+MEASURES |= {"chunking": "chunk F1, %", "camvid": "IoU of the road, %"}
+
+
+@pytest.mark.parametrize("task", MEASURES)
+def test_the_docs_show_what_the_tuned_runs_say(task):
+    text = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
+    assert tables.structured(read(RESULTS / "tuned")[task], MEASURES[task]) in text
