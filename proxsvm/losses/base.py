@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -32,25 +33,27 @@ __all__ = [
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
+@dataclass(slots=True, eq=False)
 class Origin:
     """What a loss value was computed from; the value carries it, so that a solver can build its problem.
 
     Args:
         loss: the loss.
-        scores: prepared scores; :attr:`scores` expands them when a solver asks.
+        prepared: prepared scores; :attr:`scores` expands them when a solver asks.
         target: the prepared target.
         p: the weight of each sample, ``[n]``, or one number for all; None for the loss's own, computed when needed.
         atom: the atom that was differentiated, if there was one, so that it is not searched again.
     """
 
-    __slots__ = ("_p", "_scores", "atom", "loss", "prepared", "target", "versions")
+    loss: ConvexLoss
+    prepared: Scores
+    target: Any
+    p: Tensor | float | None = None
+    atom: Atom | None = None
+    versions: tuple[int, ...] = field(init=False, repr=False)
+    _scores: Scores | None = field(init=False, repr=False, default=None)
 
-    def __init__(
-        self, loss: ConvexLoss, scores: Scores, target: Any, p: Tensor | float | None = None, atom: Atom | None = None
-    ) -> None:
-        self.loss, self.prepared, self.target, self.atom = loss, scores, target, atom
-        self._p = p
-        self._scores: Scores | None = None
+    def __post_init__(self) -> None:
         self.versions = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
@@ -91,12 +94,12 @@ class Origin:
     @property
     def coefficients(self) -> Tensor:
         """The weight p_i with which each sample entered the value, ``[n]``."""
-        if self._p is None:
-            self._p = self.loss.coefficients(self.prepared, self.target, None)
-        if isinstance(self._p, Tensor):
-            return self._p
+        if self.p is None:
+            self.p = self.loss.coefficients(self.prepared, self.target, None)
+        if isinstance(self.p, Tensor):
+            return self.p
         u = parts(self.prepared)[0].detach()
-        return u.new_full(u.shape[:1], self._p)
+        return u.new_full(u.shape[:1], self.p)
 
 
 class ConvexLoss(nn.Module):
