@@ -159,7 +159,9 @@ def test_a_link_goes_on_pointing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [np.float64(0.5), Path("a"), [1, {"at": Path("a")}], {np.int64(3): 1}, lambda: 2], ids=str
+    "value",
+    [np.float64(0.5), Path("a"), [1, {"at": Path("a")}], {np.int64(3): 1}, lambda: 2],
+    ids=["numpy", "path", "nested", "key", "function"],
 )
 def test_what_could_not_be_loaded_is_not_saved(value, tmp_path):
     path = tmp_path / "last.pt"

@@ -138,7 +138,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         with one_thread(n * size < MANY):
             point = solver.solve(problem, start=start)
             if n <= TINY[0] and n * size <= TINY[1] and self.solver is None:
-                exact = replace(solver, tol=0.0, callback=None).solve(problem, start=point.atom)
+                further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
+                exact = further.solve(problem, start=point.atom)
                 point = replace(exact, steps=point.steps)
         return point
 

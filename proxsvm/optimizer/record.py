@@ -38,7 +38,7 @@ class Record:
 
     def __init__(self, params: Callable[[], Sequence[Tensor]], like: Tensor, hidden: bool = False) -> None:
         self._params, self.hidden = params, hidden
-        self.guard = Guard([] if hidden else params())
+        self.guard = Guard(list if hidden else params)
         self.inside = threading.local()  # its depth: how many watched modules are being evaluated in a thread
         self._one, self._zero = self._leaves(like)
         self._users: list[list[weakref.ref[Record]]] = []  # for each value: the record whose step has used it
@@ -58,6 +58,7 @@ class Record:
                 seen = seen + floor * self._zero.to(value)
             seen.origin = origin  # type: ignore[attr-defined]
         if not compiling:
+            self.guard.computed(value)
             self._listen(seen, getattr(value, "users", []))
         return seen
 

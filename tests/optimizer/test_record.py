@@ -492,6 +492,10 @@ def penalise(optimizer, model, x, y):
     sum(p.sum() for p in model.parameters()).backward()
 
 
+def add_a_head(optimizer, model, x, y):
+    (optimizer.loss(model[0](x), y) + model(x).square().sum()).backward()
+
+
 def at_a_kink(optimizer, model, x, y):
     scores = model(x)
     optimizer.loss(scores, scores.detach()).backward()
@@ -503,6 +507,7 @@ def at_a_kink(optimizer, model, x, y):
         (clip, MultiClassHinge, r"changed between backward.*max_grad_norm"),
         (negate, MultiClassHinge, "the loss value is negative; expected 0 or more"),
         (penalise, MultiClassHinge, r"a term of the loss is missing from the record.*optimizer\.watch"),
+        (add_a_head, MultiClassHinge, r"a term of the loss is missing from the record.*optimizer\.watch"),
         (at_a_kink, Distance, r"value is 0, but its gradient is not.*optimizer\.backward\(total\)"),
     ],
 )

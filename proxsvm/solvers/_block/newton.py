@@ -12,6 +12,7 @@ there are more features than rows, it has as many coordinates as rows.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ STEPS = 25  # about as many as a problem takes
 CG_STEPS = 30  # of the method of conjugate gradients
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
-SOLVED = 1e-9  # φ is solved once a step promises less than this fraction of its value
+SOLVED, MAX_TRIES = 1e-9, 30  # φ is solved once a step promises less than this fraction of its value, or by rounding
 IDLE = 12  # steps without a better point, after which rounding is what is left
 
 
@@ -37,6 +38,11 @@ def work(n: int, M: int, F: int) -> float:
     return STEPS * (products / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
+def is_floating(x: Any) -> bool:
+    """Whether x is a tensor of floating-point numbers."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 class Newton:
     """Newton steps from a dual point ``s``, [n, M]. ``X``: [n, F]; ``u``: [n, M], the scores at s = 0; all float64.
 
@@ -44,14 +50,18 @@ class Newton:
     """
 
     def __init__(self, hull: Any, X: Tensor, p: Tensor, eta: float, u: Tensor, s: Tensor, shape: torch.Size) -> None:
-        self.hull, self.p, self.eta, self.u, self.shape = hull, p, eta, u, shape
+        tensors = {f.name: x.double() for f in fields(hull) if is_floating(x := getattr(hull, f.name))}
+        self.hull: Any = replace(hull, **tensors)
+        self.p, self.eta, self.u, self.shape = p, eta, u, shape
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
         self.center, self.V = s, self._displacement(s)
-        self.U = u + self.X @ self.V.t()
+        self.U, nothing = u + self.X @ self.V.t(), torch.zeros_like(self.V)
+        if self._value(self.V, self.U) > self._value(nothing, u):  # block descent may be far from the primal solution
+            self.V, self.U = nothing, u
         self.root: tuple[Tensor, Tensor] | None
         self.h = self.first = float((p * self._best(u).b(self._shaped(u))).sum() / p.sum()) or 1.0
-        self.floor = FLOOR * self.first
+        self.floor, self.tries = FLOOR * self.first, 0
         self.iterative, self.root = True, None  # conjugate gradients, and the factor of their preconditioner
 
     def _displacement(self, s: Tensor) -> Tensor:
@@ -141,13 +151,12 @@ class Newton:
         H.diagonal().add_(1 / self.eta)
         scale = H.diagonal().rsqrt()
         H = scale[:, None] * H * scale
-        ridge = 0.0
-        while True:
+        for ridge in (0.0, 1e-15, 1e-13, 1e-11, 1e-9, 1e-6):  # rounding may leave it singular
+            H.diagonal().add_(ridge)
             L, failed = torch.linalg.cholesky_ex(H)
             if not failed:
-                break
-            H.diagonal().add_(ridge := max(10 * ridge, 1e-15))
-        return -(scale * torch.cholesky_solve((scale * gradient.reshape(-1))[:, None], L)[:, 0]).reshape(M, F)
+                return -(scale * torch.cholesky_solve((scale * gradient.reshape(-1))[:, None], L)[:, 0]).reshape(M, F)
+        return -self.eta * gradient  # of the regularisation alone: the features overflow
 
     def step(self) -> Tensor:
         """One Newton step with a line search; returns the new s."""
@@ -156,19 +165,25 @@ class Newton:
         moved, t = self.X @ d.t(), 1.0
         promise = -self._slope(0.0, d, moved)
         low, high = 0.0, float("inf")
-        for _ in range(30):  # the slope has kinks, where Newton's step may overshoot
+        for _ in range(60):  # the slope has kinks, where Newton's step may overshoot
             ahead = self._slope(t, d, moved)
-            if abs(ahead) <= 0.5 * promise:
+            if -0.5 * promise <= ahead <= 0.01 * promise:  # φ is convex: where the slope is negative, it has fallen
                 break
             low, high = (t, high) if ahead < 0 else (low, t)
             t = 2 * t if high == float("inf") else (low + high) / 2
+        else:
+            t = low
         self.V, self.U = self.V + t * d, self.U + t * moved
         s = self._respond(self.U)
-        loss = self._best(self.U).b(self._shaped(self.U))
-        value = float((self.p * loss).sum() + self.V.square().sum() / (2 * self.eta))
-        if promise <= SOLVED * value:
-            self.center, self.h = s, max(SHRINK * self.h, self.floor)
+        self.tries += 1
+        if promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES:
+            self.center, self.h, self.tries = s, max(SHRINK * self.h, self.floor), 0
         return s
+
+    def _value(self, V: Tensor, U: Tensor) -> float:
+        """P at the displacement V, whose scores are U."""
+        losses = self._best(U).b(self._shaped(U))
+        return float((self.p * losses).sum() + V.square().sum() / (2 * self.eta))
 
     def relax(self) -> bool:
         """Raise h, because s has the rounding errors of v/h; False where it is as large as at first already."""
