@@ -63,7 +63,7 @@ CASES = [
     Case("diagonal-multi", MultiStepFW(4, tol=0.0), lr=0.2, closure=True, options={"metric": Diagonal()}),
     Case("diagonal-auto", lr="auto", options={"metric": Diagonal(), "average": 0.9}),
     Case("auto", lr="auto", smooth=True),
-    Case("lower-bound", loss=lambda: CrossEntropy(label_smoothing=0.2, weight=torch.arange(1.0, 1 + K))),
+    Case("lower-bound", loss=lambda: CrossEntropy(label_smoothing=0.2), lr=20.0),
     Case("lower-bound-closure", loss=lambda: CrossEntropy(label_smoothing=0.2), closure=True, rows=6),
 ]
 

@@ -120,10 +120,12 @@ def train_scaled(way, accumulate=1, poison=(), **options):
         {"max_grad_norm": 0.2},
         {"nonfinite": "raise"},
         {"metric": Diagonal(eps=1e-3), "lr": 1.0, "average": 0.9},
-        {"loss": lambda: CrossEntropy(label_smoothing=0.2)},  # which has a lower bound
+        {"loss": lambda: CrossEntropy(label_smoothing=0.2), "lr": 20.0, "momentum": 0.0},  # which has a lower bound
     ],
 )
 def test_loss_scaling_changes_nothing(way, accumulate, options):
+    if way == "unscale" and "loss" in options:
+        pytest.skip("the scale of the recorded bound is unknown then, and it is dropped")
     weights, gammas, skipped, scale = train_scaled(way, accumulate, **options)
     plain, expected, _, _ = train_scaled("plain", accumulate, **options)
     assert gammas == pytest.approx(expected, rel=1e-4)
