@@ -75,10 +75,6 @@ def _rate(text: str) -> float | str:
     return text if text == "auto" else float(text)
 
 
-def from_arguments(args: argparse.Namespace) -> Config:
-    return from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
-
-
 def from_dict(entries: dict[str, Any]) -> Config:
     """The config of ``asdict`` or of JSON, which turns tuples into lists (older results have decays as numbers)."""
     if entries.get("loss") == "cross-entropy":

@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, log.jsonl, last.pt and the checkpoint before it; result.json once it is done.
+"""The folder of a run: config.json, log.jsonl and the checkpoint last.pt; result.json once it is done.
 
 Every file is written completely or not at all, and a checkpoint contains the lines of the log: whenever the process
 dies, resuming loses at most the current epoch.
@@ -62,22 +62,13 @@ def finish(out: Path, lines: list[Line]) -> Result:
 
 def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
     """Save a checkpoint after an epoch, and then the log."""
-    last = out / "last.pt"
-    if last.exists():
-        os.replace(last, out / "previous.pt")
-    checkpoint.save(last, **parts, lines=lines)
+    checkpoint.save(out / "last.pt", **parts, lines=lines)
     write(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def resume(out: Path, parts: dict[str, Any]) -> list[Line]:
-    """Load the newest complete checkpoint; returns the lines of its epochs."""
-    for file in (out / "last.pt", out / "previous.pt"):
-        if file.exists():
-            try:
-                return checkpoint.load(file, **parts)["lines"]
-            except ValueError as error:
-                print(f"{error}\nContinuing from the checkpoint before it, or from the start", flush=True)
-    return []
+    """Load the checkpoint, if there is one; returns the lines of its epochs."""
+    return checkpoint.load(out / "last.pt", **parts)["lines"] if (out / "last.pt").exists() else []
 
 
 def write(file: Path, text: str) -> None:

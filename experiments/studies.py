@@ -99,7 +99,7 @@ def grid(
         own = {"schedule": schedule} if setting["optimizer"] == "sgd" else {}
         for point in product(*axes.values()):
             run = replace(base, **setting, **own, **dict(zip(axes, point, strict=True)))
-            runs.append(replace(run, loss=run.loss or loss_of(run)))
+            runs.append(replace(run, loss=loss_of(run)))
     return tuple(runs)
 
 
@@ -174,23 +174,20 @@ def lm_small(name: str, data: str) -> Study:
     return Study(name, tuple(dict.fromkeys(runs)), epochs=2, seeds=(1, 2, 3), by=("", *AVERAGE))
 
 
-def fixed_small(name: str, data: str) -> Study:
-    """``fixed-cifar10``, …: one setting for all tasks, not tuned; every run is complete, and nothing is chosen."""
-    base, epochs = _base(name, data)
-    base, loss = replace(base, epochs=epochs, test=True), _likelihood(base)
-    runs = [replace(base, **setting, loss=loss, seed=seed) for seed in (1, 2, 3) for setting in settings("fixed")]
-    runs = [replace(run, averages=()) if run.average else run for run in runs]  # ours is evaluated itself
-    return Study(name, tuple(runs), epochs, seeds=())
-
-
 def unchosen(name: str, data: str) -> Study:
-    """``factors-bike``, ``decades-bike``, …: what each part of "nothing set" is worth; the error against η.
+    """Nothing is chosen. ``fixed-bike``, …: one setting for all tasks, not tuned; every run is complete.
 
-    Validation only; the long tasks are cut short.
+    ``factors-bike``, …: what each part of "nothing set" is worth; ``decades-bike``, …: the error against η. Validation
+    only; the long tasks are cut short.
     """
-    base, _ = _base(name, data)
+    kind, (base, epochs) = name.partition("-")[0], _base(name, data)
     base = replace(base, epochs=SHORT.get(base.dataset, base.epochs), loss=_likelihood(base))
-    return Study(name, grid(base, settings(name.partition("-")[0]), ""), base.epochs, seeds=())
+    seeds = (0,)
+    if kind == "fixed":
+        base, seeds = replace(base, epochs=epochs, test=True), (1, 2, 3)
+    runs = [replace(base, **setting, seed=seed) for seed in seeds for setting in settings(kind)]
+    runs = [replace(run, averages=()) if run.average else run for run in runs]  # ours is evaluated itself
+    return Study(name, tuple(runs), base.epochs, seeds=())
 
 
 def _likelihood(base: Config) -> str:
@@ -201,28 +198,21 @@ def _likelihood(base: Config) -> str:
 def ablation_small(name: str, data: str) -> Study:
     """``ablation-cifar10``, …: γ exact and γ ≡ 1, one and three inner steps, hinge and cross-entropy, averages or not.
 
-    At the paper's setting (Euclidean, momentum 0.9) and in the diagonal metric without momentum. Validation only; the
-    long tasks are cut short.
+    At the paper's setting (Euclidean, momentum 0.9) and in the diagonal metric without momentum; of three η the middle
+    one has three inner steps. Validation only; the long tasks are cut short.
     """
     base, _ = _base(name, data)
-    base = replace(base, epochs=SHORT.get(base.dataset, base.epochs))
-    if base.dataset in STRUCTURED:
-        starts = {loss: (eta, 10 * eta, 100 * eta) for loss, eta in STARTS[base.dataset].items()}
-        return Study(name, ablated(base, dict(reversed(starts.items()))), base.epochs, seeds=())
+    base = replace(base, epochs=SHORT.get(base.dataset, base.epochs), weight_decay=0.0)
     hinge = "hinge" if base.dataset == "snli" else "smooth-hinge"
     losses = ("l1",) if base.dataset in TABLES else (hinge, "ce")
-    return Study(name, ablated(base, dict.fromkeys(losses, (0.1, 1.0, 10.0))), base.epochs, seeds=())
-
-
-def ablated(base: Config, starts: dict[str, tuple[float, ...]]) -> tuple[Config, ...]:
-    """The runs of an ablation; the η of each loss are those of the Euclidean metric. The middle one has 3 steps."""
+    starts = STARTS.get(base.dataset) or dict.fromkeys(losses, 0.1)
     runs = []
-    for loss, euclidean in starts.items():
-        for metric, momentum, tried in (("", 0.9, euclidean), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
-            setting = replace(base, loss=loss, metric=metric, momentum=momentum, weight_decay=0.0)
+    for loss, eta in starts.items():
+        for metric, momentum, tried in (("", 0.9, (eta, 10 * eta, 100 * eta)), ("diagonal", 0.0, (1e-3, 1e-2, 1e-1))):
+            setting = replace(base, loss=loss, metric=metric, momentum=momentum)
             for optimizer, lrs in {"dfw": tried, "dfw-full": tried, "multistep": tried[1:2]}.items():
                 runs += [replace(setting, optimizer=optimizer, lr=lr) for lr in lrs]
-    return tuple(runs)
+    return Study(name, tuple(runs), base.epochs, seeds=())
 
 
 SHORT = {"snli": 2, "lm": 1, "california": 20, "bike": 20}  # epochs
@@ -238,8 +228,8 @@ def _base(name: str, data: str) -> tuple[Config, int]:
 # The structured tasks, whose networks and batches are their own.
 
 STARTS = {  # where the grid of a loss starts in the Euclidean metric; CamVid's hinge is a sum over 10,800 pixels
-    **{task: {"likelihood": 0.03, "hinge": 0.03} for task in ("ocr-small", "ocr-large", "chunking")},
-    "camvid": {"likelihood": 0.1, "hinge": 1e-5},
+    **{task: {"hinge": 0.03, "likelihood": 0.03} for task in ("ocr-small", "ocr-large", "chunking")},
+    "camvid": {"hinge": 1e-5, "likelihood": 0.1},
 }
 LENGTHS = {"ocr-small": (15, 30), "ocr-large": (3, 6), "chunking": (2, 6), "camvid": (4, 10)}  # to choose η, and chosen
 
@@ -329,8 +319,7 @@ SMALL: dict[str, Maker] = {
     "lm": lm_small,
 }
 EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli", "lm", *TABLES)
-SMALL |= {f"fixed-{task}": fixed_small for task in (*EVIDENCE, *STRUCTURED)}
-SMALL |= {f"{kind}-{task}": unchosen for kind in ("factors", "decades") for task in (*EVIDENCE, *STRUCTURED)}
+SMALL |= {f"{kind}-{task}": unchosen for kind in ("fixed", "factors", "decades") for task in (*EVIDENCE, *STRUCTURED)}
 SMALL |= {f"first-{task}": first for task in (*STRUCTURED, "sentences")}
 SMALL |= {f"ablation-{task}": ablation_small for task in (*EVIDENCE, *STRUCTURED)}
 PAPER: dict[str, Maker] = {

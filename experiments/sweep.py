@@ -42,18 +42,14 @@ tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one k
 class Sweep:
     """The work on a study in the folder ``out``, until ``until`` (``time.monotonic()``).
 
-    Runs whose results are in ``before`` are not run again.
+    Runs that are ``known``, by what was asked, are not run again.
     """
 
     study: Study
     out: Path
     until: float = math.inf
-    before: Sequence[Result] = ()
+    known: dict[Config, Result] = field(default_factory=dict)
     quiet: bool = True
-    known: dict[Config, Result] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.known = {asked(from_dict(result["config"])): result for result in self.before}
 
     def result(self, run: Config) -> Result | None:
         return self.known.get(asked(run)) or folder.result(self.out / name_of(run))
@@ -106,8 +102,7 @@ class Sweep:
 def name_of(config: Config) -> str:
     """The name of a run's folder: the settings that people look for, and a digest of all of them."""
     digest = sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:8]
-    lr = config.lr if isinstance(config.lr, str) else f"{config.lr:g}"
-    return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{lr}-{config.seed}-{digest}"
+    return f"{config.dataset}-{config.model}-{config.optimizer}-{config.loss}-{config.lr}-{config.seed}-{digest}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,9 +133,10 @@ def main(args: argparse.Namespace) -> None:
     changed = {name: value for name, value in changed.items() if value}
     study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))
     file = args.results / args.scale / f"{study.name}.jsonl"
-    before = [json.loads(line) for line in file.read_text().splitlines()] if args.go_on and file.exists() else []
+    lines = file.read_text().splitlines() if args.go_on and file.exists() else []
+    known = {asked(from_dict(result["config"])): result for result in map(json.loads, lines)}
     until = time.monotonic() + 3600 * args.hours
-    sweep = Sweep(study, args.out / args.scale / study.name, until, before, args.quiet)
+    sweep = Sweep(study, args.out / args.scale / study.name, until, known, args.quiet)
     sweep.out.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "experiments", *sys.argv[1:], "--workers", "1", "--quiet"]
     others = [subprocess.Popen(words) for _ in range(args.workers - 1)]
@@ -152,7 +148,7 @@ def main(args: argparse.Namespace) -> None:
     for other in others:
         other.wait()
     # with --go-on nothing is dropped, not even runs of other seeds than these
-    results = list({asked(from_dict(result["config"])): result for result in [*before, *results]}.values())
+    results = list((known | {asked(from_dict(result["config"])): result for result in results}).values())
     for result in results:
         result["config"].pop("data", None)  # the folder belongs to this machine
     file.parent.mkdir(parents=True, exist_ok=True)

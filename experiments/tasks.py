@@ -23,7 +23,6 @@ def right(output: Tensor, y: Tensor) -> Tensor:
 
 IMAGE_MODELS: dict[str, Callable[[int], nn.Module]] = {
     "wrn-40-4": lambda classes: WideResNet(40, 4, classes),
-    "wrn-16-1": lambda classes: WideResNet(16, 1, classes),
     "wrn-10-1": lambda classes: WideResNet(10, 1, classes),
     "densenet-40-40": lambda classes: DenseNet(40, 40, classes),
     "densenet-22-12": lambda classes: DenseNet(22, 12, classes),
@@ -80,7 +79,6 @@ def rows(config: Config) -> Task:
 LANGUAGE_MODELS = {  # layers, heads, width, context
     "gpt-2-64": (2, 2, 64, 64),
     "gpt-2-128": (2, 4, 128, 64),
-    "gpt-4-128": (4, 4, 128, 128),
     "gpt-6-384": (6, 6, 384, 256),
 }
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +276,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Run what the command line asks for, on the ranks that torchrun started."""
-    config = configs.from_arguments(args)
+    config = configs.from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
     parallel = "RANK" in os.environ
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")

@@ -1,4 +1,1 @@
-"""From finished runs to one page: results → tables and figures → page.
-
-``page`` is the command ``report``, ``figures`` the command ``figure``.
-"""
+"""From finished runs to one page: ``results``, ``tables`` and ``figures``, ``page``."""

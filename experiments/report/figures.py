@@ -26,7 +26,7 @@ from pandas import DataFrame
 
 from experiments.optimizers import OPTIMIZERS
 from experiments.report import names
-from experiments.report.results import Results, best, candidates, choose, grid, read, together, unit
+from experiments.report.results import Results, best, candidates, choose, grid, read, unit
 
 COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
 COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "soap": "#00a6c0"}
@@ -35,7 +35,6 @@ STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
 AVERAGE = "0.995"  # the decay that all studies have
 LOST = 10  # times the lowest error
-COMPARED = ("dfw", "multistep", "sgd", "adam")  # in the sensitivity study
 
 
 # What the figures share.
@@ -110,21 +109,13 @@ def trained(candidate: DataFrame) -> float:
     return float(candidate.curve.map(lambda run: run[-1]["train"]).mean())
 
 
-def at_each_eta(pool: Iterable[DataFrame]) -> list[DataFrame]:
-    """The best candidate at each η, by validation, in the order of η."""
-    groups: dict[float, list[DataFrame]] = {}
-    for c in pool:
-        groups.setdefault(c.eta.iloc[0], []).append(c)
-    return [best(group) for _, group in sorted(groups.items())]
-
-
 def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[DataFrame]]:
-    """``at_each_eta`` for each method, by its label."""
+    """The best candidate of each method at each η, in the order of η, by the method's label."""
     pool = candidates(runs, averaged)
-    lines: dict[str, list[DataFrame]] = {}
+    groups: dict[str, dict[float, list[DataFrame]]] = {}
     for c in pool:
-        lines.setdefault(label(c, pool), []).append(c)
-    return {name: at_each_eta(line) for name, line in lines.items()}
+        groups.setdefault(label(c, pool), {}).setdefault(c.eta.iloc[0], []).append(c)
+    return {name: [best(group) for _, group in sorted(line.items())] for name, line in groups.items()}
 
 
 def validated(candidate: DataFrame) -> float:
@@ -305,29 +296,23 @@ def drawings(results: Results) -> dict[str, Drawing]:
     if wide := {name: runs for name, runs in results.items() if name.startswith("decades-")}:
         found.append(Drawing("decades", "", partial(decades, wide)))
     for study, runs in results.items():
-        for kind, (draw, shown) in _possible(study, runs, results).items():
+        for kind, (draw, shown) in _possible(study, runs).items():
             name = kind if study == kind else f"{kind}-{study}"
             found.append(Drawing(name, study, partial(draw, names.study(study), shown)))
     return {drawing.name: drawing for drawing in found}
 
 
-def _possible(
-    study: str, runs: DataFrame, results: Results
-) -> dict[str, tuple[Callable[[str, DataFrame], Figure], DataFrame]]:
+def _possible(study: str, runs: DataFrame) -> dict[str, tuple[Callable[[str, DataFrame], Figure], DataFrame]]:
     """The kinds of figures that a study allows, with the runs that each shows."""
     if study.split("-")[0] in names.KINDS or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
         return {}  # they have tables in common; the structured tasks measure nothing but validation
-    tried = grid(runs)
-    if study == "sensitivity":
-        every = together(results)
-        same = (every.task == tried.task.iloc[0]) & (every.epochs == tried.epochs.iloc[0])
-        alike = every[same & every.optimizer.isin(COMPARED) & (every.decay == "")]
-        return {"sensitivity": (sensitivity, alike.drop_duplicates(["method", "setting", "seed"], keep="last"))}
-    possible: dict[str, Any] = {"errors": (errors, runs)}
-    if (runs.optimizer == "dfw").any():
+    possible: dict[str, Any] = {}
+    if any(len(line) > 1 for line in along_eta(grid(runs)).values()):
+        possible["sensitivity"] = sensitivity, grid(runs)
+    if study != "sensitivity":
+        possible["errors"] = errors, runs
+    if study != "sensitivity" and (runs.optimizer == "dfw").any():
         possible["step-size"] = step_size, runs
-    if any(len(line) > 1 for line in along_eta(tried).values()):
-        possible["sensitivity"] = sensitivity, tried
     return possible
 
 

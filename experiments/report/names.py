@@ -104,11 +104,6 @@ def runs(found: DataFrame) -> str:
     return ", ".join(f"{count(number, 'run')} of {count(length, 'epoch')}" for length, number in lengths)
 
 
-def seconds(found: DataFrame) -> float:
-    """Of all epochs."""
-    return sum(epoch["seconds"] for run in found.curve for epoch in run)
-
-
 def setting(candidate: DataFrame, group: Iterable[DataFrame]) -> str:
     """``η = 0.1, l₂ = 0.0001, decay = 0.995``: η, and what else differs in the ``group`` it was chosen from."""
     first = candidate.iloc[0]

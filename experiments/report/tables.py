@@ -10,23 +10,8 @@ from typing import Any
 
 from pandas import DataFrame, Series, read_csv
 
-from experiments.report import names
-from experiments.report.results import (
-    Results,
-    best,
-    candidates,
-    choose,
-    final,
-    grid,
-    of_tested,
-    plain,
-    preferred,
-    spread,
-    tested,
-    together,
-    unit,
-    validation,
-)
+from experiments.report import names, results
+from experiments.report.results import Results, best, candidates, choose, final, grid, spread, tested, unit, validation
 
 OURS = ("dfw", "dfw-full", "multistep")
 SEEDS = "Mean ± sample standard deviation over the seeds."
@@ -82,7 +67,10 @@ def study(name: str, runs: DataFrame) -> Table:
     lengths, others = set(), []
     for averaged in (False, True):
         chosen, pool = choose(runs, averaged), candidates(runs, averaged)
-        rows = [[*_named(c, pool), validation(of_tested(c)), tested(c), str(len(of_tested(c)))] for c in chosen]
+        rows = [
+            [*_named(c, pool), validation(results.of_tested(c)), tested(c), str(len(results.of_tested(c)))]
+            for c in chosen
+        ]
         for column in (3, 4):
             embolden(rows, column, lower=bool(runs.lower.iloc[0]))
         table.rows += [["Averaged weights"], *rows] if averaged and rows else rows
@@ -90,7 +78,7 @@ def study(name: str, runs: DataFrame) -> Table:
         others += [
             f"{names.method(c.method.iloc[0], averaged)}: {names.setting(other, pool)} ({validation(other)})"
             for c in chosen
-            if (other := preferred(c, runs)) is not None
+            if (other := results.preferred(c, runs)) is not None
         ]
     short = [f" of runs of {names.count(a, 'epoch')}, and run again for {b}" for a, b in sorted(lengths) if a < b]
     table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
@@ -274,7 +262,7 @@ def ranks(studies: Results) -> Table:
 def gammas(studies: Results) -> Table:
     """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
     table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
-    runs = plain(together(studies))
+    runs = results.plain(results.together(studies))
     runs = runs[runs.optimizer.isin(OURS)].assign(name=lambda frame: [names.recommended(r) for r in frame.itertuples()])
     for name, mine in runs.groupby("name", sort=False):
         curves = [mine.curve[mine.study == study] for study in studies]
@@ -372,7 +360,7 @@ def published(scales: dict[str, Results]) -> list[Table]:
     Tables 1 to 3 are test accuracies of the chosen settings, the others validation accuracies of each setting.
     """
     paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#")
-    found = {f"obtained, {scale} scale": _obtained(results) for scale, results in scales.items()}
+    found = {f"obtained, {scale} scale": _obtained(studies) for scale, studies in scales.items()}
     for head, (chosen, tried) in found.items():
         paper[head] = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
     shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
@@ -387,10 +375,10 @@ def published(scales: dict[str, Results]) -> list[Table]:
     return made
 
 
-def _obtained(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _obtained(studies: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The chosen and all tried settings of the paper's methods: only SGD has a schedule there."""
     chosen, tried = [], []
-    for runs in (runs for name, runs in results.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
+    for runs in (runs for name, runs in studies.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
         mine = runs[runs.method.map(lambda m: m == (m.optimizer, m.loss, m.optimizer == "sgd", "", "", False))]
         chosen += [c.config.iloc[0] | {"cell": tested(c)} for c in choose(mine)]
         tried += [c.config.iloc[0] | {"cell": validation(c)} for c in candidates(grid(mine))] if len(mine) else []

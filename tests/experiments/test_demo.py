@@ -13,11 +13,6 @@ from experiments.demo_words import LENGTH, WordHinge, words
 from proxsvm.verification import check_loss
 
 
-@pytest.fixture(autouse=True)
-def float32():
-    torch.set_default_dtype(torch.float32)
-
-
 def scores_and_words(n: int = 6, length: int = 4, letters: int = 3):
     scores = torch.randn(n, length, letters, dtype=torch.double), torch.randn(n, letters, letters, dtype=torch.double)
     return scores, torch.randint(letters, (n, length))

@@ -59,7 +59,6 @@ PAPER = {"cifar10-wrn": "wrn-40-4", "cifar10-densenet": "densenet-40-40", "snli"
 @pytest.mark.parametrize("name", PAPER)
 def test_every_network_of_the_papers_scale_takes_a_step(name):
     """On the CPU, in float32, with two samples: as the sweep would build and update it."""
-    torch.set_default_dtype(torch.float32)
     config = next(run for run in study_of(name, "paper", "data").grid if run.loss != "ce" and not run.metric)
     assert (config.model, config.optimizer, config.device) == (PAPER[name], "dfw", "cuda")
     recipe, criterion = OPTIMIZERS[config.optimizer], criterion_of(config)

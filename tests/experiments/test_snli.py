@@ -23,11 +23,6 @@ def vector(k):
     return [k + 0.5, -k, 0.25 * k]
 
 
-@pytest.fixture(autouse=True)
-def float32():
-    torch.set_default_dtype(torch.float32)
-
-
 def write(folder, pairs=PAIRS, words=WORDS, glove="glove.6B.100d.txt"):
     (folder / "snli_1.0").mkdir(exist_ok=True)
     rows = [{"gold_label": y, "sentence1": a, "sentence2": b, "captionID": "7"} for a, b, y in pairs]

@@ -15,11 +15,6 @@ from experiments.report.results import plain, read
 from experiments.structured import camvid, chunking, ocr, sentences
 
 
-@pytest.fixture(autouse=True)
-def single_precision():
-    torch.set_default_dtype(torch.float32)
-
-
 def test_missing_data_says_how_to_get_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"letter\.data is missing.*--data DIR"):
         ocr.load(tmp_path / "letter.data")

@@ -15,18 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from experiments import sweep
 from experiments.config import Config
 from experiments.studies import SCALES, Study, study_of
 from experiments.sweep import Sweep
 from tests.experiments.test_train import ROOT, environment, without_seconds
-
-
-@pytest.fixture(autouse=True)
-def float32():
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -214,10 +208,6 @@ def test_the_studies_hold_what_they_promise(scale, name):
         assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
     if kind not in ("first", "ablation", "factors", "sensitivity", "averaging") and scale != "paper":
         assert optimizers >= {"nadamw", "soap"}
-    if scale == "small" and kind.startswith("cifar"):
-        assert len(optimizers) >= 11
-        assert study.epochs >= 20
-        assert len(study.seeds) >= 2
     if name == "snli":  # Table 3: every baseline with both losses
         assert {("adam", "ce"), ("adam", "hinge"), ("dfw", "hinge"), ("sgd", "hinge")} <= methods
         assert (("dfw", "ce") in methods) == (scale == "small")

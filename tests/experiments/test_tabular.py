@@ -9,11 +9,6 @@ import torch
 from experiments import tabular
 
 
-@pytest.fixture(autouse=True)
-def float32():
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture
 def data(tmp_path):
     """Both sets in the official format, 200 rows each."""

@@ -27,11 +27,6 @@ from experiments.train import Best, TimeUp, run
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def float32():
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Both data sets in the official format, tiny: class k is brighter in channel k mod 3."""
@@ -149,20 +144,19 @@ def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, monkeyp
     schedule = "snli" if (optimizer, family) == ("sgd", "bilstm") else SCHEDULES.get(optimizer, "")
     options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": ("0.9", "1/4"), "test": True}
     made = config(data, **FAMILIES[family], **options, schedule=schedule)
-    result = run(made, tmp_path)
+    with pytest.raises(TimeUp):
+        run(made, tmp_path, until=0.0)  # stopped after the first epoch
+    result, whole = run(made, tmp_path), run(made, tmp_path / "whole")
+    assert told(result) == told(whole)
     lines = result["curve"]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert all(math.isfinite(lines[-1][key]) for key in ("train_loss", "val", "step_size", "train_seconds", "seconds"))
     assert math.isfinite(result["test"])
     assert set(lines[-1]["val_averaged"]) == set(result["test_averaged"]) == {"0.9", "1/4"}
+    assert set(result["test_last"]) == {"", "0.9", "1/4"}
     assert lines[-1]["val_averaged"]["0.9"] != lines[-1]["val"] or family != "mlp"
     assert result["config"]["optimizer"] == optimizer
     assert result["provenance"]["torch"] == torch.__version__
-
-    # As if it had been killed in the second epoch.
-    os.replace(tmp_path / "previous.pt", tmp_path / "last.pt")
-    (tmp_path / "result.json").unlink()
-    assert told(run(made, tmp_path)) == told(result)
 
 
 def test_a_compiled_network_trains_to_the_same_numbers(data, tmp_path):
@@ -170,25 +164,6 @@ def test_a_compiled_network_trains_to_the_same_numbers(data, tmp_path):
     plain = run(config(data, **options), tmp_path / "plain")
     compiled = run(config(data, **options, compile="eager"), tmp_path / "compiled")
     assert without_seconds(compiled["curve"]) == without_seconds(plain["curve"])
-
-
-def test_the_time_may_be_up_after_any_epoch(data, tmp_path):
-    made = config(data, **FAMILIES["mlp"], epochs=3)
-    whole = run(made, tmp_path / "whole")
-    for epoch in (1, 2):
-        with pytest.raises(TimeUp, match=f"has {epoch} of 3 epochs"):
-            run(made, tmp_path / "cut", until=0.0)
-    assert told(run(made, tmp_path / "cut", until=0.0)) == told(whole)
-
-
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(data, tmp_path, capsys):
-    made, epochs = config(data, **FAMILIES["mlp"], epochs=3), []
-    whole = run(made, tmp_path)
-    (tmp_path / "last.pt").write_bytes((tmp_path / "last.pt").read_bytes()[:1000])
-    (tmp_path / "result.json").unlink()
-    assert told(run(made, tmp_path, epochs.append)) == told(whole)
-    assert "last.pt is not a checkpoint, or is damaged" in capsys.readouterr().out
-    assert [line["epoch"] for line in epochs] == [3]  # only the third was run again
 
 
 @pytest.mark.parametrize("file", ["log.jsonl", "result.json"])
@@ -237,6 +212,9 @@ def test_names_and_folders_are_checked(data, tmp_path):
     run(config(data, epochs=1), tmp_path)
     with pytest.raises(ValueError, match="contains another run"):
         run(config(data, epochs=1, lr=1.0), tmp_path)
+    (tmp_path / "config.json").write_bytes(b"{\xff")
+    with pytest.raises(ValueError, match=r"config\.json is damaged .* delete it, if .* is the folder of this run"):
+        run(config(data, epochs=1), tmp_path)
 
 
 def command(data, out, *more):
@@ -258,14 +236,6 @@ def without_seconds(lines):
 
 def told(result):
     return result | {"curve": without_seconds(result["curve"])}
-
-
-def test_a_damaged_config_is_named(data, tmp_path):
-    made = config(data, **FAMILIES["mlp"])
-    run(made, tmp_path)
-    (tmp_path / "config.json").write_bytes(b"{\xff")
-    with pytest.raises(ValueError, match=r"config\.json is damaged .* delete it, if .* is the folder of this run"):
-        run(made, tmp_path)
 
 
 def test_kill_9_and_resume_gives_the_same_curve_bit_for_bit(data, tmp_path):
