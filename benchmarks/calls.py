@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common import Options, write
-from benchmarks.step import PLAIN, Shapes, parameters
+from benchmarks.step import PAPER, PLAIN, Shapes, parameters
 from proxsvm import ProxOptimizer
 from proxsvm._extras import load
 from proxsvm.losses import CrossEntropy
@@ -64,7 +64,7 @@ def ours(**given: Any) -> Make:
     """A step of SingleStepFW, by torch's operations."""
 
     def make(params: list[nn.Parameter]) -> Callable[[], Any]:
-        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), params, fused=False, **{**PLAIN, **given})
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), params, fused=False, **{**PAPER, **given})
         value = torch.tensor(0.01)
         return lambda: optimizer.step(loss=value)
 

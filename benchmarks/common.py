@@ -20,6 +20,7 @@ from torch.utils.benchmark import Measurement, TaskSpec
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import SingleStepFW
 
 
@@ -135,7 +136,7 @@ def begun(
     torch.manual_seed(seed)
     x, y = digits(dtype)
     net, loss = mlp(64, width, 10).to(dtype), MultiClassHinge()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3)
+    optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3, metric=Euclidean(), memory=0.0)
     for _ in range(steps):
         batch = torch.randint(len(x), (64,))
         optimizer.step(lambda batch=batch: loss(net(x[batch]), y[batch]))

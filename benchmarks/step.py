@@ -22,12 +22,13 @@ LISTS: dict[str, Shapes] = {
     "200 small tensors (109 k)": [(64,)] * 100 + [(32, 32)] * 100,
 }
 PLAIN: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+PAPER: dict[str, Any] = {**PLAIN, "memory": 0.0, "average": None, "metric": Euclidean()}
 OURS: dict[str, dict[str, Any]] = {
-    "Euclidean": {**PLAIN, "metric": Euclidean()},
-    "Euclidean, average": {**PLAIN, "metric": Euclidean(), "average": 0.995},
-    "Euclidean, fused=False": {**PLAIN, "metric": Euclidean(), "fused": False},
-    "Diagonal": {**PLAIN, "lr": 1e-3, "metric": Diagonal()},
-    "Diagonal, average": {**PLAIN, "lr": 1e-3, "metric": Diagonal(), "average": 0.995},
+    "Euclidean": PAPER,
+    "Euclidean, average": {**PAPER, "average": 0.995},
+    "Euclidean, fused=False": {**PAPER, "fused": False},
+    "Diagonal": {**PAPER, "lr": 1e-3, "metric": Diagonal()},
+    "Diagonal, average": {**PAPER, "lr": 1e-3, "metric": Diagonal(), "average": 0.995},
 }
 
 

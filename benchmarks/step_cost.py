@@ -11,6 +11,7 @@ from benchmarks.common import Options, interleaved, ratio, write
 from proxsvm import ProxOptimizer
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 SOLVERS: dict[str, DualSolver] = {
@@ -42,7 +43,7 @@ def main(options: Options) -> None:
 
     def step(net: nn.Module, solver: DualSolver) -> float:
         net.load_state_dict(state)
-        optimizer = ProxOptimizer(loss, solver, net.parameters(), lr=1.0)
+        optimizer = ProxOptimizer(loss, solver, net.parameters(), lr=1.0, metric=Euclidean(), memory=0.0)
         optimizer.step(lambda: loss(net(x), y))
         return float(optimizer.last.dual)
 

@@ -57,10 +57,8 @@ def torchs(kind: Any, average: bool = False, **given: Any) -> Make:
 
 def ours(criterion: Any, **given: Any) -> Make:
     """SingleStepFW."""
-    return lambda model: (
-        criterion,
-        ProxOptimizer(criterion, SingleStepFW(), model.parameters(), weight_decay=1e-4, **given),
-    )
+    given = {"weight_decay": 1e-4, "memory": 0.0, "average": None, **given}
+    return lambda model: (criterion, ProxOptimizer(criterion, SingleStepFW(), model.parameters(), **given))
 
 
 def training_step(network: Network, make: Make) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from benchmarks.common import Options, digits, figure, mlp, write
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 SOLVERS: dict[str, DualSolver] = {
@@ -39,7 +40,7 @@ def train(name: str, smooth: bool, solver: DualSolver, eta: float, epochs: int, 
     torch.manual_seed(seed)
     fit, test = torch.randperm(len(x)).tensor_split([1347])
     net, loss, inner = build(name), MultiClassHinge(smooth=smooth), []
-    optimizer = ProxOptimizer(loss, solver, net.parameters(), lr=eta, momentum=0.0)
+    optimizer = ProxOptimizer(loss, solver, net.parameters(), lr=eta, metric=Euclidean(), memory=0.0)
     for _ in range(epochs):
         for batch in fit[torch.randperm(len(fit))].split(64):
             optimizer.step(lambda batch=batch: loss(net(x[batch]), y[batch]))

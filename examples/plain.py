@@ -13,10 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from proxsvm import ProxOptimizer, checkpoint, follow
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import SingleStepFW
 
 BATCH, CLASSES = 8, 3
-OPTIONS: dict[str, Any] = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3}
+# Without options nothing has to be set; these suit the 24 steps of this example, and FSDP2.
+OPTIONS: dict[str, Any] = {"lr": 2.0, "momentum": 0.5, "weight_decay": 1e-3, "memory": 0.0, "metric": Euclidean()}
 AVERAGE = 0.9  # over some 10 of the 24 steps; use 0.995 for thousands
 
 

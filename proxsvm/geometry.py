@@ -195,6 +195,8 @@ class Bucket:
             self._loops = kernels.bind(self.at[0], self.w, Streams(gradients, v, past, kept.start, kept.mean))
         elif kernels is not None and kernels.fused:
             raise RuntimeError(f"fused=True, but there are no compiled loops for {self.group.metric}: leave fused=None")
+        if self._loops is None:  # which have compared it
+            self.check()
 
     def _moments(self) -> Moments | None:
         metric, kept = self.group.metric, self.kept
@@ -252,12 +254,11 @@ class Bucket:
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
     def check(self) -> None:
-        """Compare everything that an update changes with the parameters, before anything changes."""
-        if self._loops is None:  # which have done so
-            kept = self.kept
-            for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean)):
-                if tensors is not None:
-                    compare(what, self.w, tensors)
+        """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
+        kept = self.kept
+        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean), ("start", kept.start)):
+            if tensors is not None:
+                compare(what, self.w, tensors)
 
     def advance(self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float) -> Tensor:
         """Move w by −η (factor · M⁻¹x + decay · w), and everything that is kept with it; in place.
@@ -382,8 +383,8 @@ class Geometry:
 
     @property
     def observes(self) -> bool:
-        """Whether a metric or η itself depends on the first direction of a step."""
-        return any(b.group.metric.state or b.group.auto for b in self.buckets)
+        """Whether the metric, η or the past depends on the first direction of a step."""
+        return any(b.group.metric.state or b.group.auto or b.kept.q is not None for b in self.buckets)
 
     def observe(self, x: Tensors, scale: Tensor | None = None) -> None:
         """Fix the metrics by the first direction of the step, scale · x."""
@@ -521,8 +522,6 @@ class Geometry:
 
         ``x``: a direction; None for that of :meth:`first`. Returns for each bucket whether it stayed where it was.
         """
-        for bucket in self.buckets:
-            bucket.check()
         stayed = []
         for bucket in self.buckets:
             c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))

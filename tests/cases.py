@@ -39,7 +39,7 @@ from proxsvm.losses import (
     TreeHinge,
     WestonWatkinsHinge,
 )
-from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Metric
+from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Kronecker, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
 K = 4  # outputs of every model
@@ -309,7 +309,7 @@ def chunks(target: Any, k: int) -> list[Any]:
     return list(target.chunk(k))
 
 
-METRICS: list[Metric] = [Euclidean(), Diagonal(beta2=0.9, eps=1e-2), Coupled()]
+METRICS: list[Metric] = [Euclidean(), Diagonal(beta2=0.9, eps=1e-2), Kronecker(eps=1e-2), Coupled()]
 
 each_metric = pytest.mark.parametrize("metric", METRICS, ids=repr)
 each_loss = pytest.mark.parametrize("loss", LOSSES, ids=repr)

@@ -8,12 +8,12 @@ import pytest
 
 from proxsvm import losses, metrics, solvers
 from proxsvm.losses import ConvexLoss, PiecewiseLinearLoss
-from proxsvm.metrics import Metric
+from proxsvm.metrics import FixedMetric, Metric
 from proxsvm.solvers import DualSolver, ExactQP
 from tests.cases import LOSSES, METRICS, SOLVERS
 
 # Bases, and the reference that all other solvers are compared with.
-NOT_LISTED = {ConvexLoss, PiecewiseLinearLoss, Metric, DualSolver, ExactQP}
+NOT_LISTED = {ConvexLoss, PiecewiseLinearLoss, Metric, FixedMetric, DualSolver, ExactQP}
 
 
 @pytest.mark.parametrize(

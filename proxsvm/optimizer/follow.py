@@ -33,10 +33,12 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
     >>> from proxsvm import ProxOptimizer
     >>> from proxsvm.losses import L1Regression
+    >>> from proxsvm.metrics import Euclidean
     >>> from proxsvm.solvers import SingleStepFW
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.ones_(model.weight)
-    >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), model.parameters(), lr=0.5, average=0.5)
+    >>> options = {"lr": 0.5, "memory": 0.0, "metric": Euclidean(), "average": 0.5}
+    >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), model.parameters(), **options)
     >>> follow(model, optimizer)
     >>> loss = optimizer.step(lambda: optimizer.loss(model(torch.ones(1, 1)), torch.zeros(1, 1)))
     >>> f"{model.weight.item():.2f}, {model.eval().weight.item():.2f}, {model.train().weight.item():.2f}"
