@@ -45,7 +45,6 @@ def claim(config: Config, out: Path) -> Result | None:
 
 
 def result(out: Path) -> Result | None:
-    """What a finished run has found."""
     file = out / "result.json"
     return json.loads(file.read_text()) if file.exists() else None
 

@@ -22,6 +22,7 @@ from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
 from proxsvm._extras import load
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.point import Combination
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
@@ -112,7 +113,8 @@ class FullStep(SingleStepFW):
     """γ ≡ 1: the difference to :class:`SingleStepFW` is what the line search adds."""
 
     def solve(self, problem: ProxProblem) -> DualPoint:
-        return problem.first()
+        first = problem.first()
+        return DualPoint(Combination((torch.ones_like(first.lam), first.delta)), first.lam, first.gamma, 1)
 
 
 def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
@@ -183,7 +185,6 @@ OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, th
 
 
 def title(config: Config) -> str:
-    """``SOAP 0.003``: what a run is called while it runs."""
     return f"{OPTIMIZERS[config.optimizer].name} {config.lr}"
 
 

@@ -242,7 +242,7 @@ def _changed(run: Any) -> str:
         "γ ≡ 1": run.optimizer == "dfw-full",
         run.method.metric: run.method.metric != "kronecker",
         "a fixed η": not run.method.auto,
-        "momentum, no memory": not run.config["memory"] and run.config["momentum"],
+        "momentum instead of memory": not run.config["memory"] and run.config["momentum"],
         "no memory": not run.config["memory"] and not run.config["momentum"],
     }
     return ", ".join(name for name, given in changed.items() if given) or "nothing set"
