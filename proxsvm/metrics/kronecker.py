@@ -34,8 +34,8 @@ class Kronecker(Metric):
 
     >>> metric, G = Kronecker(), torch.tensor([[2.0, 0.0], [0.0, 0.0]])
     >>> matrix, state = metric.observe([G], [metric.start(G)], torch.tensor(0.0))
-    >>> float(matrix.solve([G])[0].norm())                       # at the first step M = |G| in the eigenbases
-    1.0
+    >>> matrix.solve([G])[0].norm()                              # at the first step M = |G| in the eigenbases
+    tensor(1.0000)
     """
 
     state = ("v", "L", "R", "U", "V", "age")
