@@ -24,6 +24,8 @@ class Combination(Sequence[Tensor]):
 
     def multiple_of(self, other: Sequence[Tensor]) -> float | Tensor | None:
         """c where this is c · other; None where it is not known to be."""
+        if self is other:
+            return 1.0
         (factor, tensors), *rest = self.terms
         inner = 1.0 if tensors is other else tensors.multiple_of(other) if isinstance(tensors, Combination) else None
         return None if rest or inner is None else factor * inner

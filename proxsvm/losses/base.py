@@ -106,6 +106,12 @@ class ConvexLoss(nn.Module):
     smooth: bool = False  # a hinge that can be smoothed sets it, and defines `smoothed`
     options: tuple[str, ...] = ()  # the attributes that the representation shows
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass with atoms of its own has their values, unless it defines :meth:`values`, too."""
+        super().__init_subclass__(**options)
+        if "values" not in vars(cls) and not {"oracle", "smoothed", "direction"}.isdisjoint(vars(cls)):
+            cls.values = ConvexLoss.values  # type: ignore[method-assign]
+
     def __init__(self, *, reduction: Reduction = "mean") -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):

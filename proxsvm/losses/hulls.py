@@ -342,6 +342,13 @@ class QuadraticBox(Hull):
             paid = paid + self.ridge / 2 * s.square()
         return paid.reshape(len(s), -1).sum(1)
 
+    def best(self, v: Tensor) -> Atom:
+        """The residual v − center, shrunk by the band, divided by the ridge and clipped."""
+        residual = v - self.center
+        shrunk = residual.sign() * (residual.abs() - self.band).clamp(min=0)
+        s = torch.minimum(torch.maximum(shrunk / self.ridge, self.low), self.high)
+        return Atom(s, self.lift(s))
+
     def express(self) -> Polytope:
         """s itself as the variable."""
         cp, low, high, center = cvxpy(), flat(self.low), flat(self.high), flat(self.center)

@@ -29,6 +29,15 @@ OF_A_GROUP = ("lr", "momentum", "weight_decay", "average")
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 KEPT = ("q", "z", "average", "weights", "start")  # the states of a parameter that have its shape, in every metric
 
+TWINS = {  # of torch's losses
+    "CrossEntropyLoss": "CrossEntropy",
+    "BCEWithLogitsLoss": "BinaryCrossEntropy",
+    "MSELoss": "SquaredError",
+    "L1Loss": "L1Regression",
+    "HuberLoss": "Huber",
+    "MultiMarginLoss": "MultiClassHinge",
+}
+
 
 def check_options(
     loss: object,
@@ -41,9 +50,11 @@ def check_options(
 ) -> None:
     """Raise unless these can be the options of a ProxOptimizer."""
     if not isinstance(loss, ConvexLoss):
+        twin = TWINS.get(type(loss).__name__, "ConvexLoss")
         raise TypeError(
-            f"loss is a {type(loss).__name__}; expected a proxsvm.losses.ConvexLoss: the step-size comes "
-            "from its tangent planes. (Declare further terms: term = optimizer.watch(term))"
+            f"loss is a {type(loss).__name__}; expected a proxsvm.losses.{twin}: the step-size comes from its "
+            "tangent planes. ProxOptimizer(CrossEntropy(), SingleStepFW(), "
+            "model.parameters()) is the whole line. (Declare further terms: term = optimizer.watch(term))"
         )
     if not isinstance(solver, DualSolver):
         hint = ", not its class: add ()" if isinstance(solver, type) else ""

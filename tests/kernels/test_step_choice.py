@@ -153,7 +153,8 @@ def step(fused=None):
     p, grad = (torch.from_numpy(np.full(700_000, x, dtype=np.float32)) for x in (1.0, 0.01))
     p = torch.nn.Parameter(p)
     p.grad = grad
-    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], lr=0.1, metric=Euclidean(), fused=fused).step(loss=0.1)
+    options = {"lr": 0.1, "metric": Euclidean(), "memory": 0.0, "average": None}
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], fused=fused, **options).step(loss=0.1)
     return p.tolist()[::1000]
 """
 SCRIPTS = {
@@ -191,5 +192,7 @@ assert step() == step(False)
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_in_a_process_of_its_own(name):
-    done = subprocess.run([sys.executable, "-c", STEP + SCRIPTS[name]], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STEP + SCRIPTS[name]], capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxProblem
 from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
-from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import CorrectiveFW, ExactQP, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import MODELS, SOLVERS, Coupled, K, each_loss, each_metric, mlp, setting
@@ -181,8 +181,17 @@ def dense(metric, params, gradient):
     """M of a first step as a matrix, by its definition: v̂ = g²."""
     if isinstance(metric, Diagonal):
         return torch.diag(gradient.abs() + metric.eps)
-    block = {Euclidean: 0.0, Coupled: 3.0}[type(metric)]
     sizes = [p.numel() for p in params]
+    if isinstance(metric, Kronecker):
+        blocks = []
+        for p, g in zip(params, torch.split(gradient, sizes), strict=True):
+            G, Q = g.view_as(p), torch.eye(p.numel())
+            if p.dim() > 1:
+                U, V = (torch.linalg.eigh((1 - metric.beta) * side)[1] for side in (G @ G.T, G.T @ G))
+                Q = torch.kron(U, V)
+            blocks.append(Q @ torch.diag((Q.T @ g).abs() + metric.eps) @ Q.T)
+        return torch.block_diag(*blocks)
+    block = {Euclidean: 0.0, Coupled: 3.0}[type(metric)]
     return torch.block_diag(*(torch.eye(n) + block / n for n in sizes))
 
 
