@@ -55,7 +55,7 @@ def _rank(work: Callable[..., Any], rank: int, world: int, folder: str, args: tu
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=60),
     )
     try:
         result = work(rank, *args)

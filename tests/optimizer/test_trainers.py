@@ -121,7 +121,7 @@ def test_torchrun(options, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        _, errors = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
         raise
