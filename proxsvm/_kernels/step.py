@@ -1,7 +1,7 @@
 """The step on a CPU: the two loops of :mod:`proxsvm._kernels.step_loops` over the memory of the parameters.
 
 The inner products read w and g once; the update reads and writes each vector once. There is no temporary memory but
-for seven sums per 65,536 elements. Tensors become NumPy views after their types, shapes and layouts were compared.
+for seven sums per chunk of 262,144 elements. Tensors become NumPy views after their types, shapes and layouts were compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from proxsvm._kernels.jit import has_numba, load_numba
 from proxsvm._kernels.tensors import PLAIN, Array, Tensors, compare, is_dense
 
-CHUNK = 1 << 16  # elements that a thread takes at a time
+CHUNK = 1 << 18  # elements that a thread takes at a time: between two chunks it needs the GIL
+SHARE = 1 << 21  # elements that make a thread worthwhile: torch's own threads spin for a while after their work
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -198,7 +199,7 @@ def _chunks(arrays: Sequence[Array]) -> list[tuple[int, int, int]]:
     """Arrays cut into chunks: index, first element, and the one after the last.
 
     >>> _chunks([np.zeros(3), np.zeros(CHUNK + 1)])
-    [(0, 0, 3), (1, 0, 65536), (1, 65536, 65537)]
+    [(0, 0, 3), (1, 0, 262144), (1, 262144, 262145)]
     """
     return [(i, k, min(k + CHUNK, len(a))) for i, a in enumerate(arrays) for k in range(0, len(a), CHUNK)]
 
@@ -212,7 +213,7 @@ if hasattr(os, "register_at_fork"):
 
 def _on_threads(run: Callable[[slice], None], chunks: Sequence[tuple[int, int, int]]) -> None:
     """``run`` on shares of the chunks, by as many threads as torch uses, if there is enough work for them."""
-    threads = min(torch.get_num_threads(), sum(end - begin for _, begin, end in chunks) // (4 * CHUNK))
+    threads = min(torch.get_num_threads(), sum(end - begin for _, begin, end in chunks) // SHARE)
     if threads < 2:
         return run(slice(None))
     if not _pool:

@@ -106,7 +106,7 @@ def test_no_number_of_threads_changes_a_bit():
         torch.manual_seed(0)
         torch.set_num_threads(threads)
         try:
-            params = [nn.Parameter(torch.randn(n)) for n in (900_000, 7, 70_000)]
+            params = [nn.Parameter(torch.randn(n)) for n in (4_300_000, 7, 70_000)]
             optimizer = stepped(params, fused=True, weight_decay=0.1)
         finally:
             torch.set_num_threads(1)
@@ -118,10 +118,10 @@ def test_several_threads_of_python_step_at_once():
     def train(seed, into):
         torch.set_num_threads(2)
         generator = torch.Generator().manual_seed(seed)
-        w = nn.Parameter(torch.randn(600_000, generator=generator))
+        w = nn.Parameter(torch.randn(4_300_000, generator=generator))
         optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.3, 0.9, 0.01, fused=True)
         for _ in range(5):
-            w.grad = torch.randn(600_000, generator=generator)
+            w.grad = torch.randn(4_300_000, generator=generator)
             optimizer.step(loss=0.5)
         into[seed] = w.detach()
 
@@ -150,7 +150,7 @@ assert "numba" not in sys.modules, "import proxsvm imports numba"
 def step(fused=None):
     torch.set_num_threads(2)
     # enough for two threads; from NumPy, because torch's own OpenMP does not survive a fork
-    p, grad = (torch.from_numpy(np.full(700_000, x, dtype=np.float32)) for x in (1.0, 0.01))
+    p, grad = (torch.from_numpy(np.full(4_300_000, x, dtype=np.float32)) for x in (1.0, 0.01))
     p = torch.nn.Parameter(p)
     p.grad = grad
     options = {"lr": 0.1, "metric": Euclidean(), "memory": 0.0, "average": None}
