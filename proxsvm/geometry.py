@@ -289,14 +289,17 @@ class Bucket:
             return skip
         y, self._first = self._first if x is None else self.solve(self.flat(x)), None
         assert y is not None, "products() comes before advance()"
-        change = y * push
+        change = y.mul_(push)
         w = self.flat(self.w) if self.group.decay else None
         if kept.z is not None:
-            fall = change if w is None else torch.addcmul(change, w, lift)
-            self._subtract(kept.z, torch.add(fall, self.flat(kept.z), alpha=1 - mu), skip)
+            fall = self.flat(kept.z).mul_(1 - mu).add_(change)
+            if w is not None:
+                fall.addcmul_(w, lift)
+            self._subtract(kept.z, fall, skip)
+            del fall  # at most three copies of the parameters at a time
             torch._foreach_sub_(self.views(change), [z.detach() for z in kept.z], alpha=mu)
         if w is not None:
-            change = torch.addcmul(change, w, drop) if isinstance(drop, Tensor) else change.add_(w, alpha=drop)
+            change.addcmul_(w, drop) if isinstance(drop, Tensor) else change.add_(w, alpha=drop)
         self._subtract(self.w, change, skip)
         if kept.q is not None:
             self._subtract(kept.q, self.flat(kept.q).sub_(self.gradient()).mul_(1 - mu), skip)

@@ -1,7 +1,8 @@
 """The step on a CPU: the two loops of :mod:`proxsvm._kernels.step_loops` over the memory of the parameters.
 
 The inner products read w and g once; the update reads and writes each vector once. There is no temporary memory but
-for seven sums per chunk of 262,144 elements. Tensors become NumPy views after their types, shapes and layouts were compared.
+for seven sums per chunk of 262,144 elements. Tensors become NumPy views after their types, shapes and layouts were
+compared.
 """
 
 from __future__ import annotations

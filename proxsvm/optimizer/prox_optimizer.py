@@ -42,13 +42,22 @@ from proxsvm.solvers.base import DualSolver
 
 
 class StepReport(NamedTuple):
-    """What the last step did, as 0-dim tensors on the device: reading one synchronises."""
+    """What the last step did, as 0-dim tensors on the device: reading one synchronises.
+
+    ``eta``: that of the first group, a tensor where it is automatic, else as it was given.
+    """
 
     gamma: Tensor
     loss: Tensor
     dual: Tensor
     gap: Tensor | None
     steps: int
+    eta: Number
+
+    @property
+    def step_size(self) -> Tensor:
+        """γ η, the step along M⁻¹ delta that was taken."""
+        return self.gamma * self.eta
 
 
 class _Step(NamedTuple):
@@ -360,7 +369,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         stayed = space.advance(x, c, point.gamma, skip, self.memory)
         self._commit(space, after, skip, stayed)
         gap = None if point.gap is None else point.gap.to(value)
-        self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps)
+        eta = space.buckets[0].eta
+        self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps, eta)
 
     def _commit(self, space: Geometry, h: Tensor | None, skip: Tensor, stayed: Sequence[Tensor]) -> None:
         """Keep the scalars after a step: what was skipped, the past's h, the history of lr="auto", and the counts."""

@@ -71,3 +71,15 @@ def test_the_history_of_version_0_2_is_found_in_whatever_group_it_is():
     other = ProxOptimizer(CrossEntropy(), SingleStepFW(), two_groups(expected[0]), "auto")
     other.load_state_dict(saved)
     assert torch.equal(train(expected[0], other, 1), expected[1])
+
+
+def test_the_report_has_eta_and_the_step_size():
+    model = mlp()
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto")
+    train(model, optimizer, 3)
+    shared, last = optimizer.param_groups[0], optimizer.last
+    torch.testing.assert_close(last.eta, shared["max_distance"] / shared["squares"].sqrt(), atol=0, rtol=1e-12)
+    assert last.step_size == last.gamma * last.eta
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.25)
+    train(model, optimizer, 1)
+    assert optimizer.last.eta == 0.25
