@@ -146,7 +146,7 @@ class Training(RuleBasedStateMachine):
         x, y = self.batch(seed)
         x = x if bad is None else x * bad
         skipped, before = int(self.optimizer.skipped), self.snapshot()
-        self.optimizer.solver = MultiStepFW(3) if several and not self.optimizer.memory else SingleStepFW()
+        self.optimizer.solver = MultiStepFW(3) if several else SingleStepFW()
         try:
             value = self.optimizer.step(lambda: self.criterion(self.model(x), y))
         except RuntimeError:
