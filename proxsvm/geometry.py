@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -120,8 +121,8 @@ class Kept:
     """What an optimizer keeps for the parameters of a bucket between steps, lists with one tensor per parameter.
 
     ``metric``: the state of the metric; ``steps``: how many steps they have taken, None where nobody needs it; ``q``:
-    the past (memory); ``z``: the velocity; ``mean``: their average; ``start``: their first value, for lr="auto"; each
-    None where there is none.
+    the past (memory); ``z``: the velocity; ``mean``: their average; ``moved``: the sum of their steps, for lr="auto";
+    each None where there is none. q and ``moved`` are in the metric's own coordinates.
     """
 
     metric: list[State]
@@ -129,7 +130,7 @@ class Kept:
     q: Tensors | None = None
     z: Tensors | None = None
     mean: Tensors | None = None
-    start: Tensors | None = None
+    moved: Tensors | None = None
 
 
 class Bucket:
@@ -147,8 +148,8 @@ class Bucket:
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
-        self._observed: Tensors = ()  # by the metric
-        self._first: Tensor | None = None  # M⁻¹x of the direction of products()
+        self._rotated: Tensors = ()  # the gradients in the metric's own coordinates
+        self._first: Tensor | None = None  # M⁻¹x of the direction of products(), likewise
 
     def own(self, x: Tensors) -> list[Tensor]:
         """The bucket's part of a vector over all parameters."""
@@ -174,12 +175,12 @@ class Bucket:
         """M x."""
         return x if self.group.metric.identity else self._map(self.matrix.times, x)
 
-    def squared(self, x: Tensor) -> Tensor:
-        """⟨x, M x⟩."""
-        return self.matrix.squared([x] if self.group.metric.elementwise else self.views(x))
-
     def _map(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
-        return function([x])[0] if self.group.metric.elementwise else self.flat(function(self.views(x)))
+        if self.group.metric.elementwise:
+            return function([x])[0]
+        views = self.views(x)
+        found = function(views)
+        return x if found is views else self.flat(found)
 
     # The metric of the step.
 
@@ -187,12 +188,12 @@ class Bucket:
         """Fix M by the first direction of the step, scale · gradients."""
         compare("gradient", self.w, gradients)
         require_dense(gradients)
-        self._gradients, self._matrix, self._loops, self._observed = (gradients, scale), None, None, ()
+        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
         if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
             kept = self.kept
             past = kept.z if kept.q is None else kept.q
             v = [own["v"] for own in kept.metric] if self.group.metric.state else None
-            self._loops = kernels.bind(self.at[0], self.w, Streams(gradients, v, past, kept.start, kept.mean))
+            self._loops = kernels.bind(self.at[0], self.w, Streams(gradients, v, past, kept.moved, kept.mean))
         elif kernels is not None and kernels.fused:
             raise RuntimeError(f"fused=True, but there are no compiled loops for {self.group.metric}: leave fused=None")
         if self._loops is None:  # which have compared it
@@ -219,7 +220,6 @@ class Bucket:
             if metric.elementwise:  # one vector instead of many parameters
                 joined = {name: self.flat([own[name] for own in kept.metric]) for name in metric.state}
                 gradients, self._before = [g], [joined]
-            self._observed = gradients
             self._matrix, self._after = metric.observe(gradients, self._before, kept.steps)
         return self._matrix
 
@@ -229,34 +229,56 @@ class Bucket:
         g = self.flat(gradients)
         return g if scale is None else g.mul_(scale)
 
+    # In the metric's own coordinates, where a step needs fewer rotations.
+
+    def rotated_gradient(self) -> Tensor:
+        """The coordinates of the direction that was observed."""
+        known = self.matrix.observed
+        return self._map(self.matrix.rotate, self.gradient()) if known is None else self.flat(known)
+
+    def carried(self, kept: Tensors) -> Tensor:
+        """What was kept in the coordinates of the last step, in those of this one."""
+        return self._map(self.matrix.carry, self.flat(kept))
+
+    def squared(self, x: Tensor) -> Tensor:
+        """⟨x, M x⟩ of coordinates x."""
+        return self.matrix.inside.squared([x] if self.group.metric.elementwise else self.views(x))
+
+    def dual_squared(self, x: Tensor) -> Tensor:
+        """⟨x, M⁻¹ x⟩ of coordinates x."""
+        return self.matrix.inside.dual_squared([x] if self.group.metric.elementwise else self.views(x))
+
     # The two passes of a single step.
 
-    def products(self, a: float, b: float) -> Sums:
-        """The inner products of x = a g + b q, with g the observed direction: all that a single step needs."""
+    def products(self, a: float, b: float, starting: bool) -> Sums:
+        """The inner products of x = a g + b q, with g the observed direction: all that a single step needs.
+
+        ``starting``: whether ⟨w, M w⟩ is needed, because it may be the first step of lr="auto".
+        """
         kept, decay = self.kept, self.group.decay != 0
         if self._loops is not None:
             return self._loops.products(a, b, self._gradients[1], self._moments(), kept.q is not None, decay)
-        g = self.gradient()
+        x = g = self.rotated_gradient()
         zero = g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
-        q = None if kept.q is None else self.flat(kept.q)
-        x = g if q is None else torch.add(q * b, g, alpha=a)
-        y = self._first = self.solve(x)
+        q = None if kept.q is None else self.carried(kept.q)
+        if q is not None:
+            x = torch.add(q * b, g, alpha=a)
+        y = self._first = self._map(self.matrix.inside.solve, x)
         if q is not None:
             qx = torch.dot(q, y)
-        if decay or kept.start is not None:
-            w = self.flat(self.w)
+        if kept.moved is not None:
+            gg, uu = self.dual_squared(g), self.squared(self.carried(kept.moved))
+        if decay or (kept.moved is not None and starting):
+            w = self._map(self.matrix.rotate, self.flat(self.w))
             wx, ww = torch.dot(w, x), self.squared(w)
             qw = zero if q is None else torch.dot(q, w)
-            if kept.start is not None:
-                u = w.sub_(self.flat(kept.start))
-                uu, gg = self.squared(u), self.matrix.dual_squared(self._observed if self._observed else [g])
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
     def check(self) -> None:
         """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
         kept = self.kept
-        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean), ("start", kept.start)):
+        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean), ("distance", kept.moved)):
             if tensors is not None:
                 compare(what, self.w, tensors)
 
@@ -287,9 +309,11 @@ class Bucket:
                 diagonal, memory_, momentum = bool(self.group.metric.state), kept.q is not None, kept.z is not None
                 self._loops.advance((push, lift, drop, mu, rate), diagonal, memory_, momentum)
             return skip
-        y, self._first = self._first if x is None else self.solve(self.flat(x)), None
-        assert y is not None, "products() comes before advance()"
-        change = y.mul_(push)
+        if x is not None:
+            self._first = self._map(self.matrix.inside.solve, self._map(self.matrix.rotate, self.flat(x)))
+        assert self._first is not None, "products() comes before advance()"
+        inside, self._first = self._first.mul_(push), None
+        change = self._map(self.matrix.rotate_back, inside)
         w = self.flat(self.w) if self.group.decay else None
         if kept.z is not None:
             fall = self.flat(kept.z).mul_(1 - mu).add_(change)
@@ -301,13 +325,22 @@ class Bucket:
         if w is not None:
             change.addcmul_(w, drop) if isinstance(drop, Tensor) else change.add_(w, alpha=drop)
         self._subtract(self.w, change, skip)
+        if kept.moved is not None:
+            if kept.z is not None or w is not None:
+                inside = self._map(self.matrix.rotate, change)
+            self._subtract(kept.moved, self._turned(kept.moved, inside), skip)
         if kept.q is not None:
-            self._subtract(kept.q, self.flat(kept.q).sub_(self.gradient()).mul_(1 - mu), skip)
+            fall = self.carried(kept.q).sub_(self.rotated_gradient()).mul_(1 - mu)
+            self._subtract(kept.q, self._turned(kept.q, fall), skip)
         if kept.mean is not None:
             self._subtract(kept.mean, self.flat(kept.mean).sub_(self.flat(self.w)).mul_(rate), skip)
         if self.group.metric.state:
             self._commit(skip)
         return skip
+
+    def _turned(self, kept: Tensors, difference: Tensor) -> Tensor:
+        """A difference of what is kept, with what new coordinates change in it."""
+        return difference.add_(self.flat(kept)).sub_(self.carried(kept)) if self.matrix.turned else difference
 
     def _subtract(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> None:
         """tensors ← tensors − difference, unless ``skip`` holds: then no bit changes."""
@@ -323,12 +356,13 @@ class Bucket:
             owners = [own for own in self.kept.metric if name in own]
             if self.group.metric.elementwise:
                 new = self.views(new[0])
-            for own, x in zip(owners, new, strict=True):
+            changed = [(own, x) for own, x in zip(owners, new, strict=True) if x is not own[name]]
+            tensors = [(own[name], x) for own, x in changed if isinstance(x, Tensor)]
+            if tensors:
+                torch._foreach_copy_(*map(list, zip(*tensors, strict=True)))
+            for own, x in changed:
                 if not isinstance(x, Tensor):
                     own[name] = x  # a plain number is counted whether the step is skipped or not
-            old = [own[name] for own in owners if isinstance(own[name], Tensor)]
-            if old:
-                torch._foreach_copy_(old, [x for x in new if isinstance(x, Tensor)])
 
 
 # The geometry of a problem.
@@ -396,7 +430,10 @@ class Geometry:
 
     def first(self, a: float = 1.0, b: float = 0.0) -> Products:
         """Choose η where it is automatic, and return the inner products of the first direction, a · x + b · q."""
-        rows = [(bucket, bucket.products(a, b)) for bucket in self.buckets]
+        then = None if self.history is None else self.history.max_distance
+        known = then is not None and then.is_cpu and not torch.compiler.is_compiling()  # reading it costs nothing
+        starting = then is not None and (not known or bool(then < 0))
+        rows = [(bucket, bucket.products(a, b, starting)) for bucket in self.buckets]
         auto = [(bucket, sums) for bucket, sums in rows if bucket.group.auto]
         if auto:
             if self.history is None:
@@ -532,10 +569,35 @@ class Geometry:
         return stayed
 
     @property
-    def past(self) -> list[Tensor]:
-        """q, one tensor per parameter."""
-        found = {i: q for bucket in self.buckets for i, q in zip(bucket.at, bucket.kept.q or (), strict=True)}
-        return [found[i] for i in range(len(self.params))]
+    def past(self) -> Tensors:
+        """q, one tensor per parameter, formed when it is read."""
+        return Past(self.buckets)
+
+
+class Past(Sequence[Tensor]):
+    """q of the buckets, out of the coordinates in which it is kept."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+
+    @cached_property
+    def _tensors(self) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for bucket in self._buckets:
+            assert bucket.kept.q is not None
+            q = bucket._map(bucket.matrix.rotate_back, bucket.carried(bucket.kept.q))
+            found.update(zip(bucket.at, bucket.views(q), strict=True))
+        return [found[i] for i in range(len(found))]
+
+    def __len__(self) -> int:
+        return sum(len(bucket.at) for bucket in self._buckets)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> Tensors: ...
+    def __getitem__(self, i: int | slice) -> Tensor | Tensors:
+        return self._tensors[i]
 
 
 def _split(

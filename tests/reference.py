@@ -116,7 +116,8 @@ class MemoryStep:
             if hasattr(metric, "every") and x.dim() > 1:
                 G = x.flatten(1)
                 old, b = self.sides[i], metric.beta
-                self.sides[i] = [b * a + (1 - b) * s for a, s in zip(old, (G @ G.T, G.T @ G), strict=True)]
+                new = [torch.addmm(s.new_zeros(1), s, s.T, alpha=1 - b) for s in (G, G.T)]
+                self.sides[i] = [b * a + s for a, s in zip(old, new, strict=True)]
                 if self.t % metric.every == 0:
                     self.bases[i] = [torch.linalg.eigh(s)[1] for s in self.sides[i]]
             self.v[i] = metric.beta2 * self.v[i] + (1 - metric.beta2) * self._turn(i, x).square()

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class Sums(NamedTuple):
-    """Inner products of x = a g + b q: 0-dim tensors, 0 where they were not requested. u = w − start."""
+    """Inner products of x = a g + b q: 0-dim tensors, 0 where they were not requested. u: how far w has moved."""
 
     xx: Tensor  # ⟨x, M⁻¹x⟩
     wx: Tensor  # ⟨w, x⟩
@@ -51,7 +51,7 @@ class Streams(NamedTuple):
     gradient: Tensors
     second_moment: Tensors | None = None
     past: Tensors | None = None
-    start: Tensors | None = None
+    moved: Tensors | None = None
     average: Tensors | None = None
 
 
@@ -162,11 +162,11 @@ class Loops:
         """The inner products of x = a · scale · g + b q, accumulated in float64."""
         from proxsvm._kernels import step_loops
 
-        loop = step_loops.products(moments is not None, memory, decay, self._streams.start is not None)
+        loop = step_loops.products(moments is not None, memory, decay, self._streams.moved is not None)
         self._scalars[:3] = a, b, 1.0 if scale is None else scale.item()
         if moments is not None:
             self._scalars[3:7] = moments.beta2, 1 - moments.beta2, moments.correction.item(), moments.eps
-        names = ("w", "gradient", "second_moment", "past", "start")
+        names = ("w", "gradient", "second_moment", "past", "moved")
         arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
         out = np.zeros((len(self._chunks), 7))  # per chunk: the number of threads changes no bit of the sum
 
@@ -182,10 +182,11 @@ class Loops:
         """The update in place after :meth:`products`; ``scalars``: push, lift, drop, μ and rate."""
         from proxsvm._kernels import step_loops
 
-        loop = step_loops.advance(diagonal, memory, momentum, self._streams.average is not None)
+        moved, average = self._streams.moved is not None, self._streams.average is not None
+        loop = step_loops.advance(diagonal, memory, momentum, moved, average)
         push, lift, drop, mu, rate = (float(x) for x in scalars)
         self._scalars[7:] = push, lift, 1 - drop, mu, 1 - mu, rate
-        names = ("w", "gradient", "second_moment", "past", "average")
+        names = ("w", "gradient", "second_moment", "past", "moved", "average")
         arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
 
         def run(share: slice) -> None:

@@ -31,17 +31,17 @@ def _compile(function: Any) -> Any:
 
 @functools.cache
 def products(diagonal: bool, memory: bool, decay: bool, auto: bool) -> Any:
-    """⟨x, M⁻¹x⟩, ⟨w, x⟩, ⟨w, M w⟩, ⟨q, M⁻¹x⟩, ⟨q, w⟩, ⟨s g, M⁻¹ s g⟩, ⟨u, M u⟩ with u = w − start, into out[k]."""
+    """⟨x, M⁻¹x⟩, ⟨w, x⟩, ⟨w, M w⟩, ⟨q, M⁻¹x⟩, ⟨q, w⟩, ⟨s g, M⁻¹ s g⟩, ⟨u, M u⟩, into out[k]."""
     with_w = decay or auto
 
-    def loop(w: Any, g: Any, v: Any, q: Any, start: Any, c: Any, begin: int, end: int, out: Any, k: int) -> None:
+    def loop(w: Any, g: Any, v: Any, q: Any, moved: Any, c: Any, begin: int, end: int, out: Any, k: int) -> None:
         a, b, s, beta2, rest, correction, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6]
         zero = c[0] - c[0]
         for i in range(7):
             out[k, i] = 0.0
         while begin < end:
             stop = min(begin + BLOCK, end)  # slices start at 0: otherwise numba checks every index for its sign
-            w_, g_, v_, q_, start_ = w[begin:stop], g[begin:stop], v[begin:stop], q[begin:stop], start[begin:stop]
+            w_, g_, v_, q_, moved_ = w[begin:stop], g[begin:stop], v[begin:stop], q[begin:stop], moved[begin:stop]
             xx, wx, ww, qx, qw, gg, uu = zero, zero, zero, zero, zero, zero, zero
             for j in range(stop - begin):
                 h = s * g_[j]
@@ -59,8 +59,7 @@ def products(diagonal: bool, memory: bool, decay: bool, auto: bool) -> Any:
                     if decay:
                         qw += q_[j] * w_[j]
                 if auto:
-                    u = w_[j] - start_[j]
-                    uu += u * u * m
+                    uu += moved_[j] * moved_[j] * m
                     gg += h * h / m
             out[k, 0] += xx
             out[k, 1] += wx
@@ -75,21 +74,22 @@ def products(diagonal: bool, memory: bool, decay: bool, auto: bool) -> Any:
 
 
 @functools.cache
-def advance(diagonal: bool, memory: bool, momentum: bool, average: bool) -> Any:
+def advance(diagonal: bool, memory: bool, momentum: bool, auto: bool, average: bool) -> Any:
     """The update in place, with t = push · M⁻¹x:
 
         z ← μ z − t − lift · w        w ← w − drop · w − t + μ z        q ← μ q + (1 − μ) s g        v ← v'
-        w̄ ← w̄ − rate · (w̄ − w)
+        u ← u + w' − w        w̄ ← w̄ − rate · (w̄ − w)
 
     ``z`` is q where there is memory: a step has one of them.
     """
 
-    def loop(w: Any, g: Any, v: Any, z: Any, mean: Any, c: Any, begin: int, end: int) -> None:
+    def loop(w: Any, g: Any, v: Any, z: Any, moved: Any, mean: Any, c: Any, begin: int, end: int) -> None:
         a, b, s, beta2, rest, correction, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6]
         push, lift, keep, mu, fresh, rate = c[7], c[8], c[9], c[10], c[11], c[12]
         while begin < end:
             stop = min(begin + BLOCK, end) if average else end  # the average reads w while the block is in the cache
-            w_, g_, v_, z_, mean_ = w[begin:stop], g[begin:stop], v[begin:stop], z[begin:stop], mean[begin:stop]
+            w_, g_, v_, z_ = w[begin:stop], g[begin:stop], v[begin:stop], z[begin:stop]
+            moved_, mean_ = moved[begin:stop], mean[begin:stop]
             for j in range(stop - begin):
                 h = s * g_[j]
                 t = push * (a * h + b * z_[j]) if memory else push * (a * h)
@@ -104,6 +104,8 @@ def advance(diagonal: bool, memory: bool, momentum: bool, average: bool) -> Any:
                     new += mu * velocity
                 if memory:
                     z_[j] = mu * z_[j] + fresh * h
+                if auto:
+                    moved_[j] += new - w_[j]
                 w_[j] = new
             if average:
                 for j in range(stop - begin):

@@ -16,7 +16,16 @@ State: TypeAlias = dict[str, Any]  # tensors, and plain numbers that need not wa
 
 
 class Matrix(ABC):
-    """M, symmetric and positive definite, on the parameters of a group: lists with one tensor per parameter."""
+    """M, symmetric and positive definite, on the parameters of a group: lists with one tensor per parameter.
+
+    M may be simpler in other coordinates: M = Q ``inside`` Qᵀ with an orthogonal Q. Inner products are the same in
+    both, so that a step needs one rotation there and one back.
+    """
+
+    observed: Tensors | None = None
+    """The coordinates of the gradients that the metric has observed, where it knows them."""
+    turned: bool = False
+    """Whether Q is another than in the step before."""
 
     @abstractmethod
     def solve(self, x: Tensors) -> Tensors:
@@ -33,6 +42,23 @@ class Matrix(ABC):
     def dual_squared(self, x: Tensors) -> Tensor:
         """⟨x, M⁻¹ x⟩."""
         return dots(x, self.solve(x))
+
+    @property
+    def inside(self) -> Matrix:
+        """M in its own coordinates; here Q = 1."""
+        return self
+
+    def rotate(self, x: Tensors) -> Tensors:
+        """Qᵀ x: the coordinates of a vector."""
+        return x
+
+    def rotate_back(self, x: Tensors) -> Tensors:
+        """Q x."""
+        return x
+
+    def carry(self, x: Tensors) -> Tensors:
+        """The coordinates of a vector that had the coordinates ``x`` in the step before."""
+        return x
 
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """``rows`` · M^(−1/2), for a dense ``[k, P]`` matrix over the flattened parameters of these shapes."""

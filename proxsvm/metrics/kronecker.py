@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.metrics.base import Matrix, Metric, State, Tensors, dots
-from proxsvm.metrics.diagonal import Diagonal, bias_correction
+from proxsvm.metrics.base import Matrix, Metric, State, Tensors
+from proxsvm.metrics.diagonal import Diagonal, DiagonalMatrix, bias_correction
 
 
 class Kronecker(Metric):
@@ -64,64 +65,64 @@ class Kronecker(Metric):
 
     def observe(self, gradients: Tensors, state: list[State], steps: Tensor) -> tuple[Matrix, list[State]]:
         """L' = β L + (1 − β) G Gᵀ, R' likewise; the bases where they are due; then v' and M as in Adam's diagonal."""
-        after: list[State] = []
-        rotated = []
-        for g, own in zip(gradients, state, strict=True):
-            new = {name: own[name] for name in self.state if name in own}
+        after = [{name: own[name] for name in self.state if name in own} for own in state]
+        for g, own in zip(gradients, after, strict=True):
             if "age" in own:
                 G = g.reshape(len(g), -1)
-                for name, basis, side in (("L", "U", G), ("R", "V", G.T)):
+                for name, side in (("L", G), ("R", G.T)):
                     if name in own:
-                        new[name] = self.beta * own[name] + (1 - self.beta) * (side @ side.T)
-                        if own["age"] % self.every == 0:
-                            new[basis] = _basis(new[name], own[basis], first=own["age"] == 0)
-                new["age"] = own["age"] + 1
-            rotated.append(_rotated(g, new))
-            new["v"] = torch.lerp(rotated[-1].square(), own["v"], self.beta2)
-            after.append(new)
+                        own[name] = torch.addmm(own[name], side, side.T, beta=self.beta, alpha=1 - self.beta)
+        _refresh([own for own in after if own.get("age", -1) % self.every == 0])
+        rotated = [_rotated(g, own) for g, own in zip(gradients, after, strict=True)]
+        for g, own in zip(rotated, after, strict=True):
+            own["v"] = torch.lerp(g.square(), own["v"], self.beta2)
+            if "age" in own:
+                own["age"] += 1
         correction = bias_correction(self.beta2, steps)
-        entries = [(new["v"] * correction).sqrt_().add_(self.eps) for new in after]
-        return RotatedMatrix(after, entries, gradients, rotated), after
+        entries = [(own["v"] * correction).sqrt_().add_(self.eps) for own in after]
+        return RotatedMatrix(state, after, entries, rotated), after
 
 
 class RotatedMatrix(Matrix):
-    """M as a diagonal of ``entries`` in the bases U and V of each parameter; it knows the gradients' coordinates."""
+    """M as a diagonal of ``entries`` in the bases U and V of each parameter, which had others ``before``."""
 
-    def __init__(self, bases: list[State], entries: Tensors, gradients: Tensors, rotated: list[Tensor]) -> None:
-        self.bases, self.entries, self._known = bases, entries, (gradients, rotated)
+    def __init__(self, before: list[State], bases: list[State], entries: Tensors, observed: Tensors) -> None:
+        self.before, self.bases, self.observed, self._inside = before, bases, observed, DiagonalMatrix(entries)
+        pairs = [(old.get(basis), new.get(basis)) for old, new in zip(before, bases, strict=True) for basis in "UV"]
+        self.turned = any(old is not new for old, new in pairs)
 
-    def rotate(self, x: Tensors) -> list[Tensor]:
-        """Qᵀ x: the coordinates in which M is diagonal."""
-        gradients, rotated = self._known
-        return rotated if x is gradients else [_rotated(a, own) for a, own in zip(x, self.bases, strict=True)]
+    @property
+    def inside(self) -> Matrix:
+        """The diagonal."""
+        return self._inside
 
-    def rotate_back(self, x: Tensors) -> list[Tensor]:
+    def rotate(self, x: Tensors) -> Tensors:
+        """Qᵀ x."""
+        return [_rotated(a, own) for a, own in zip(x, self.bases, strict=True)]
+
+    def rotate_back(self, x: Tensors) -> Tensors:
         """Q x."""
         return [_rotated(a, own, back=True) for a, own in zip(x, self.bases, strict=True)]
 
-    def solve(self, x: Tensors) -> list[Tensor]:
+    def carry(self, x: Tensors) -> Tensors:
+        """Qᵀ Q_before x."""
+        if not self.turned:
+            return x
+        return self.rotate([_rotated(a, old, back=True) for a, old in zip(x, self.before, strict=True)])
+
+    def solve(self, x: Tensors) -> Tensors:
         """Q (Qᵀx / m)."""
-        return self.rotate_back([a / m for a, m in zip(self.rotate(x), self.entries, strict=True)])
+        return self.rotate_back(self.inside.solve(self.rotate(x)))
 
-    def times(self, x: Tensors) -> list[Tensor]:
+    def times(self, x: Tensors) -> Tensors:
         """Q (m Qᵀx)."""
-        return self.rotate_back([a * m for a, m in zip(self.rotate(x), self.entries, strict=True)])
-
-    def squared(self, x: Tensors) -> Tensor:
-        """‖√m Qᵀx‖²: no way back is needed."""
-        y = self.rotate(x)
-        return dots(y, [a * m for a, m in zip(y, self.entries, strict=True)])
-
-    def dual_squared(self, x: Tensors) -> Tensor:
-        """‖Qᵀx / √m‖²."""
-        y = self.rotate(x)
-        return dots(y, [a / m for a, m in zip(y, self.entries, strict=True)])
+        return self.rotate_back(self.inside.times(self.rotate(x)))
 
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """rows · Q m^(−½) Qᵀ."""
         pieces = torch.split(rows, [math.prod(shape) for shape in shapes], 1)
         found = []
-        for piece, shape, own, m in zip(pieces, shapes, self.bases, self.entries, strict=True):
+        for piece, shape, own, m in zip(pieces, shapes, self.bases, self._inside.entries, strict=True):
             turned = [_rotated(_rotated(row.to(m.dtype).view(shape), own) / m.sqrt(), own, back=True) for row in piece]
             found.append(torch.stack(turned).reshape(len(piece), -1).to(rows.dtype))
         return torch.cat(found, 1)
@@ -140,13 +141,23 @@ def _rotated(x: Tensor, own: State, back: bool = False) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
-def _basis(square: Tensor, basis: Tensor, first: bool) -> Tensor:
-    """The eigenvectors of a mean of squares; later one step of orthogonal iteration from the present basis.
+def _refresh(states: list[State]) -> None:
+    """New bases: the eigenvectors of L and R at first, later one step of orthogonal iteration; equal sides at once.
 
-    Where the decomposition fails, or its input is not finite, the present basis stays.
+    Where a decomposition fails, or is not finite, the present basis stays.
     """
-    try:
-        found = torch.linalg.eigh(square)[1] if first else torch.linalg.qr(square @ basis)[0]
-    except RuntimeError:  # LinAlgError is one
-        return basis
-    return torch.where(found.isfinite().all(), found, basis)
+    due: dict[Any, list[tuple[State, str, str]]] = {}
+    for own in states:
+        for square, basis in (("L", "U"), ("R", "V")):
+            if square in own:
+                key = own["age"] == 0, own[square].shape, own[square].dtype, own[square].device
+                due.setdefault(key, []).append((own, square, basis))
+    for (first, *_), group in due.items():
+        squares, bases = (torch.stack([own[names[k]] for own, *names in group]) for k in (0, 1))
+        try:
+            found = torch.linalg.eigh(squares)[1] if first else torch.linalg.qr(squares @ bases)[0]
+        except RuntimeError:  # LinAlgError is one
+            continue
+        fine = found.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        for (own, _, basis), new in zip(group, torch.where(fine, found, bases), strict=True):
+            own[basis] = new

@@ -27,7 +27,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 OF_A_GROUP = ("lr", "momentum", "weight_decay", "average")
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
-KEPT = ("q", "z", "average", "weights", "start")  # the states of a parameter that have its shape, in every metric
+KEPT = ("q", "z", "average", "weights", "moved", "start")  # what has the shape of a parameter; start: of version 0.2
 
 TWINS = {  # of torch's losses
     "CrossEntropyLoss": "CrossEntropy",

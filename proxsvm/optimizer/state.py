@@ -1,6 +1,6 @@
 """What an optimizer keeps for its parameters between steps, in its ``state``.
 
-state[p]:           q (memory), z (the paper's velocity), average, start (for lr="auto"), the metric's own (v, ...),
+state[p]:           q (memory), z (the paper's velocity), average, moved (for lr="auto"), the metric's own (v, ...),
                     and t, the steps that p has taken: one tensor for all that have taken the same steps
 param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0-dim tensors for all groups
 """
@@ -72,16 +72,18 @@ class Store:
             q=tensors("q") if self._memory else None,
             z=tensors("z") if group.momentum else None,
             mean=None if group.average is None else tensors("average"),
-            start=tensors("start") if auto else None,
+            moved=tensors("moved") if auto else None,
         )
 
 
 def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """The state ``name``: zeros at first, or for the average and the start the parameter itself."""
+    """The state ``name``: zeros at first, or for the average the parameter itself."""
     dtype = state_dtype(name, owners[0].dtype)
     for p, own in zip(owners, states, strict=True):
-        if name not in own:
-            zeros = name in ("q", "z")
+        if name == "moved" and "start" in own:  # version 0.2 kept where the parameter started
+            own[name] = (p.detach() - own.pop("start")).to(dtype)
+        elif name not in own:
+            zeros = name in ("q", "z", "moved")
             own[name] = torch.zeros_like(p, dtype=dtype) if zeros else p.detach().to(dtype, copy=True)
     if not {dtype}.issuperset(map(attrgetter("dtype"), (own[name] for own in states))):  # the model was converted
         for own in states:
