@@ -430,9 +430,9 @@ class Geometry:
 
     def first(self, a: float = 1.0, b: float = 0.0) -> Products:
         """Choose η where it is automatic, and return the inner products of the first direction, a · x + b · q."""
-        then = None if self.history is None else self.history.max_distance
-        known = then is not None and then.is_cpu and not torch.compiler.is_compiling()  # reading it costs nothing
-        starting = then is not None and (not known or bool(then < 0))
+        starting = any(group.auto for group in self.groups)
+        if starting and self.history is not None and self.history.max_distance.is_cpu:
+            starting = torch.compiler.is_compiling() or bool(self.history.max_distance < 0)
         rows = [(bucket, bucket.products(a, b, starting)) for bucket in self.buckets]
         auto = [(bucket, sums) for bucket, sums in rows if bucket.group.auto]
         if auto:
