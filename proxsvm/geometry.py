@@ -310,6 +310,7 @@ class Bucket:
                 self._loops.advance((push, lift, drop, mu, rate), diagonal, memory_, momentum)
             return skip
         if x is not None:
+            self.check()
             self._first = self._map(self.matrix.inside.solve, self._map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before advance()"
         inside, self._first = self._first.mul_(push), None

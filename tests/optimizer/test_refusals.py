@@ -250,3 +250,14 @@ def test_a_sparse_gradient_is_named(solver):
     optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters())
     with pytest.raises(RuntimeError, match="a gradient is sparse; proxsvm needs dense ones"):
         optimizer.step(lambda: optimizer.loss(model(y), y))
+
+
+def test_a_grown_layer_is_refused_before_anything_changes_with_a_graph_too():
+    model, criterion = nn.Linear(3, 2), MultiClassHinge()
+    optimizer = ProxOptimizer(criterion, MultiStepFW(3), model.parameters(), 0.1, average=0.9)
+    x, y = torch.ones(2, 3), torch.tensor([0, 1])
+    optimizer.step(lambda: criterion(model(x), y))
+    model.weight.data, model.bias.data = torch.ones(4, 3), torch.ones(4)
+    with pytest.raises(RuntimeError, match="average of parameter 0 has shape"):
+        optimizer.step(lambda: criterion(model(x), y))
+    assert torch.equal(model.weight, torch.ones(4, 3))
