@@ -39,7 +39,5 @@ def main(options: Options) -> None:
         "SOAP, average": torchs(load("pytorch_optimizer", extra="peers").SOAP, average=True, lr=1e-3),
         "Muon, average": torchs(muon, average=True),
     }
-    note = (
-        "Ratios to AdamW fused with torch's average; ours with nothing set but the metric; SOAP of pytorch_optimizer."
-    )
+    note = "Ratios to AdamW fused with torch's average; ours with only the metric set; SOAP of pytorch_optimizer."
     compare(options, "metric_cost", makes, note)

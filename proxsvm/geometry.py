@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -351,19 +350,23 @@ class Bucket:
     def _commit(self, skip: Tensor) -> None:
         """Keep the state of the metric after the step, unless ``skip`` holds."""
         assert self.matrix is not None  # observed by now
-        for name in self.group.metric.state:
-            rows = [(a[name], b[name]) for a, b in zip(self._before, self._after, strict=True) if name in b]
-            new = [torch.where(skip, a, b) if isinstance(b, Tensor) and b is not a else b for a, b in rows]
-            owners = [own for own in self.kept.metric if name in own]
-            if self.group.metric.elementwise:
-                new = self.views(new[0])
-            changed = [(own, x) for own, x in zip(owners, new, strict=True) if x is not own[name]]
-            tensors = [(own[name], x) for own, x in changed if isinstance(x, Tensor)]
-            if tensors:
-                torch._foreach_copy_(*map(list, zip(*tensors, strict=True)))
-            for own, x in changed:
-                if not isinstance(x, Tensor):
-                    own[name] = x  # a plain number is counted whether the step is skipped or not
+
+        def chosen(old: Any, new: Any) -> Any:  # a plain number is counted whether the step is skipped or not
+            return torch.where(skip, old, new) if isinstance(new, Tensor) and new is not old else new
+
+        rows = zip(self._before, self._after, strict=True)
+        after = [{name: chosen(before[name], x) for name, x in found.items()} for before, found in rows]
+        if self.group.metric.elementwise:  # one vector was observed instead of many parameters
+            parts = {name: self.views(x) for name, x in after[0].items()}
+            after = [{name: views[i] for name, views in parts.items()} for i in range(len(self.w))]
+        pairs = [
+            (own, name, x) for own, found in zip(self.kept.metric, after, strict=True) for name, x in found.items()
+        ]
+        tensors = [(own[name], x) for own, name, x in pairs if isinstance(x, Tensor) and x is not own[name]]
+        torch._foreach_copy_([old for old, _ in tensors], [new for _, new in tensors])
+        for own, name, x in pairs:
+            if not isinstance(x, Tensor):
+                own[name] = x
 
 
 # The geometry of a problem.
@@ -569,36 +572,14 @@ class Geometry:
             stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))
         return stayed
 
-    @property
-    def past(self) -> Tensors:
-        """q, one tensor per parameter, formed when it is read."""
-        return Past(self.buckets)
-
-
-class Past(Sequence[Tensor]):
-    """q of the buckets, out of the coordinates in which it is kept."""
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._buckets = buckets
-
-    @cached_property
-    def _tensors(self) -> list[Tensor]:
+    def past(self) -> list[Tensor]:
+        """q, one tensor per parameter, out of the coordinates in which it is kept."""
         found: dict[int, Tensor] = {}
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             assert bucket.kept.q is not None
             q = bucket._map(bucket.matrix.rotate_back, bucket.carried(bucket.kept.q))
             found.update(zip(bucket.at, bucket.views(q), strict=True))
-        return [found[i] for i in range(len(found))]
-
-    def __len__(self) -> int:
-        return sum(len(bucket.at) for bucket in self._buckets)
-
-    @overload
-    def __getitem__(self, i: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, i: slice) -> Tensors: ...
-    def __getitem__(self, i: int | slice) -> Tensor | Tensors:
-        return self._tensors[i]
+        return [found[i] for i in range(len(self.params))]
 
 
 def _split(

@@ -127,7 +127,7 @@ class PastProblem(ProxProblem):
     @classmethod
     def of_problem(cls, batch: ProxProblem, past: Past) -> PastProblem:
         """The problem of ``batch``, whose metric is fixed, with the past that its geometry keeps."""
-        origin, old, q = batch.origin, past.mu**2, batch.geometry.past
+        origin, old, q = batch.origin, past.mu**2, batch.geometry.past()
         p = (1 - old) * origin.coefficients
         at = int(p.argmax())
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
@@ -147,4 +147,4 @@ class PastProblem(ProxProblem):
     def past_after(self, point: DualPoint) -> Tensor:
         """h after a step to ``point``."""
         first, d = self.batch.first(), self.displacement(point)
-        return self.past.after(first.lam, dots(self.geometry.past, d), dots(first.delta, d))
+        return self.past.after(first.lam, dots(self.geometry.past(), d), dots(first.delta, d))

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import overload
 
 from torch import Tensor
 
 from proxsvm.losses.base import Atom
+
+
+class Deferred(Sequence[Tensor]):
+    """Tensors that are computed when the first of them is read.
+
+    >>> import torch
+    >>> Deferred(lambda: [torch.ones(())])[0]
+    tensor(1.)
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
+        self._make = cache(make)
+
+    def __len__(self) -> int:
+        return len(self._make())
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
+        return self._make()[i]
 
 
 class Combination(Sequence[Tensor]):

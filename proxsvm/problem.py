@@ -28,7 +28,7 @@ from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
 from proxsvm.metrics.base import Metric
-from proxsvm.point import Combination, DualPoint
+from proxsvm.point import Combination, Deferred, DualPoint
 
 
 def best_gamma(ascent: Tensor, curvature: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class GradientProblem(Problem):
         if past is not None:
             old = past.mu**2
             lam, self._floor = (1 - old) * lam + old * past.h, (1 - old) * floor
-            delta = Combination((1 - old, delta), (old, geometry.past))
+            delta = Combination((1 - old, delta), (old, Deferred(geometry.past)))
         self.products: Products = geometry.first(1 - old, old)
         self._first = DualPoint(delta, lam, c, 1)
 
