@@ -95,8 +95,9 @@ class MemoryStep:
     q ← μ q + (1 − μ) g          h ← μ (h + ⟨q, d⟩) + (1 − μ) (f + ⟨g, d⟩)
     """
 
-    def __init__(self, params, lr, mu=0.9, average=0.995, *, metric):
+    def __init__(self, params, lr, mu=0.9, average=0.995, *, metric, heavy_ball=False):
         self.w, self.lr, self.mu, self.beta, self.metric, self.t = list(params), lr, mu, average, metric, 0
+        self.old = mu if heavy_ball else mu**2  # the weight of the past: Nesterov's is a look-ahead
         self.q, self.h = [torch.zeros_like(p) for p in self.w], 0.0
         self.start, self.mean = ([p.detach().clone() for p in self.w] for _ in range(2))
         self.v = [torch.zeros_like(p) for p in self.w]
@@ -120,6 +121,9 @@ class MemoryStep:
                 self.sides[i] = [b * a + s for a, s in zip(old, new, strict=True)]
                 if self.t % metric.every == 0:
                     self.bases[i] = [torch.linalg.eigh(s)[1] for s in self.sides[i]]
+            if metric.identity:
+                self.M.append(1.0)
+                continue
             self.v[i] = metric.beta2 * self.v[i] + (1 - metric.beta2) * self._turn(i, x).square()
             self.M.append((self.v[i] / (1 - metric.beta2 ** (self.t + 1))).sqrt() + metric.eps)
 
@@ -142,10 +146,10 @@ class MemoryStep:
         f, mu, g = float(value), self.mu, [p.grad for p in self.w]
         self._observe(g)
         eta = self._eta(g)
-        delta = [(1 - mu**2) * x + mu**2 * q for x, q in zip(g, self.q, strict=True)]
+        delta = [(1 - self.old) * x + self.old * q for x, q in zip(g, self.q, strict=True)]
         along = [self._solve(i, x) for i, x in enumerate(delta)]
         norm = sum(float((x * y).sum()) for x, y in zip(delta, along, strict=True))
-        gamma = min(1.0, max(0.0, ((1 - mu**2) * f + mu**2 * self.h) / (eta * norm)))
+        gamma = min(1.0, max(0.0, ((1 - self.old) * f + self.old * self.h) / (eta * norm)))
         d = [-gamma * eta * y for y in along]
         q_d, g_d = (sum(float((a * b).sum()) for a, b in zip(x, d, strict=True)) for x in (self.q, g))
         self.h = mu * (self.h + q_d) + (1 - mu) * (f + g_d)

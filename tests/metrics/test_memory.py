@@ -282,3 +282,26 @@ def test_a_problem_by_hand_in_the_kronecker_metric_can_be_verified():
         MultiClassHinge(), model(x), y, model.parameters(), lr=0.3, weight_decay=0.05, metric=Kronecker(eps=1e-2)
     )
     assert verify(problem, CorrectiveFW(200, tol=1e-7), tol=1e-5).optimal
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "diagonal"])
+def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
+    """MoMo's cap is η / (1 − μᵗ), and its weights are 1 − μ and μ; everything else is the same."""
+    momo = pytest.importorskip("momo")
+    model, lr = mlp(), 0.05
+    twin, chosen = copy.deepcopy(model), METRICS[metric]
+    plain = MemoryStep(model.parameters(), lr, metric=chosen, heavy_ball=True)
+    if metric == "diagonal":
+        peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(0.9, chosen.beta2), eps=chosen.eps)
+    else:
+        peer = momo.Momo(twin.parameters(), lr=lr, beta=0.9, bias_correction=True)
+    for t, (x, y) in enumerate(batches(50, n=12), 1):
+        values = []
+        for net in (model, twin):
+            net.zero_grad()
+            values.append(nn.functional.cross_entropy(net(x), y))
+            values[-1].backward()
+        plain.lr = lr / (1 - 0.9**t)
+        plain.step(values[0].detach())
+        peer.step(loss=values[1])
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)
