@@ -73,6 +73,16 @@ EDITED = (
     "(max_grad_norm=0 in Hugging Face's TrainingArguments, gradient_clip_val=None in Lightning); to average, divide "
     "the loss; or pass the value that belongs to the gradients: optimizer.step(loss=value)"
 )
+META = (
+    "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced them. "
+    "Create the optimizer after that, from the model's new parameters"
+)
+SCHEDULED = (
+    "lr is 'auto', so that group['lr'] is a factor of the automatic η, at first 1; but a scheduler has set it to a rate "
+    "of its own, as OneCycleLR, CyclicLR and SWALR do: use one that multiplies (CosineAnnealingLR, LambdaLR, ...), or "
+    "pass lr=η"
+)
+THE_LINE = "write ProxOptimizer({}, SingleStepFW(), model.parameters())"
 SHARDED = (
     "the parameters are sharded (DTensor): use SingleStepFW with loss.backward() and a bare optimizer.step(). Several "
     "steps need whole parameters, as under DDP"

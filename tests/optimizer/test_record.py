@@ -428,13 +428,13 @@ def test_sharded_models_that_share_a_criterion_are_told():
     records = [Record(lambda: [w], torch.zeros(()), hidden=True) for _ in range(2)]
     watch(module, records[0])
     module(w.sum()).backward()
-    assert records[0].sums()[0] == 2
+    assert records[0].sums[0] == 2
     watch(module, records[1])
     with pytest.raises(RuntimeError, match="give every optimizer a criterion of its own"):
         module(w.sum())
     del records[1]
     module(w.sum()).backward()
-    assert records[0].sums()[0] == 4
+    assert records[0].sums[0] == 4
 
 
 # Loss scales.
