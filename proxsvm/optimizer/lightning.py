@@ -23,15 +23,11 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
         """Follow the optimizers that keep an average."""
         for optimizer in followed(pl_module):  # of an earlier fit; a test may have left the averages in place
             optimizer.train()
-        found = [o for o in trainer.optimizers if any(g.get("average") is not None for g in o.param_groups)]
-        if not found:
-            raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
-        for optimizer in found:
+        for optimizer in trainer.optimizers:
             if isinstance(optimizer, ProxOptimizer) and optimizer not in followed(pl_module):
                 follow(pl_module, optimizer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Put the training weights in place."""
-        for optimizer in trainer.optimizers:
-            if isinstance(optimizer, ProxOptimizer):
-                optimizer.train()
+        for optimizer in followed(pl_module):
+            optimizer.train()

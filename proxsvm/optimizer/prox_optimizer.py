@@ -370,7 +370,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
             if steps is not None:
                 torch._foreach_add_([steps], [stay.logical_not()])
-        if self._averages.updates:
+        if self._averages.buffers is not None:
             self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
 
     def _warn(self, text: str) -> None:
@@ -492,7 +492,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         self._metrics.append(metric)
         self._replicas_checked = False
         shared_scalars(self.param_groups)
-        self._averages.joined()
+        self.param_groups[-1]["averaged"] = self.averaged  # what has no average yet stays as it is
 
     def state_dict(self) -> dict[str, Any]:
         """The state, to be saved with the model's own: together they resume bit for bit, in either mode.
