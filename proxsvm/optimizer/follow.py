@@ -18,8 +18,8 @@ STATISTICS = ("running_mean", "running_var")
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
-    ``model.state_dict()`` has the averages in both modes, ``optimizer.state_dict()`` the training weights; together they
-    resume bit for bit. ``docs/averages.md`` has the whole list. The model keeps the optimizer alive, and is of a
+    ``model.state_dict()`` has the averages in both modes, ``optimizer.state_dict()`` the training weights; together
+    they resume bit for bit. ``docs/averages.md`` has the whole list. The model keeps the optimizer alive, and is of a
     subclass of the same name meanwhile. Call ``follow`` again after adding layers, or with a new optimizer.
 
     Args:

@@ -37,7 +37,7 @@ TWINS = {  # of torch's losses
 
 
 def check_options(
-    loss: object, solver: object, nonfinite: object, process_group: object, fused: object, **numbers: float | None
+    loss: object, solver: object, nonfinite: object, process_group: object, fused: object, numbers: Mapping[str, Any]
 ) -> DualSolver:
     """The solver; raise unless these can be the options of a ProxOptimizer."""
     if not isinstance(loss, ConvexLoss):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsvm._kernels.step import Kernels
-from proxsvm._kernels.tensors import HALF, accumulator
+from proxsvm._kernels.tensors import accumulator
 from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
@@ -24,12 +24,12 @@ from proxsvm.optimizer.ranks import (
     AveragedProblem,
     ProcessGroup,
     Ranks,
+    ShardedGeometry,
     any_sharded,
     local,
     local_grad,
     ranks_of,
     reached,
-    sharded_geometry,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced
 from proxsvm.optimizer.state import Store, check_state, keep_precision, shared_scalars, upgraded
@@ -81,33 +81,27 @@ class ProxOptimizer(torch.optim.Optimizer):
         z ← μ z − H⁻¹ (gamma · r + delta),        w ← w − H⁻¹ (r + delta) + μ z
 
     Args:
-        loss: the criterion that the training loop calls. The optimizer watches it, to know the value that a
-            ``backward()`` differentiated.
+        loss: the criterion that the training loop calls; the optimizer watches it, to know the value that was
+            differentiated.
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
-        params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
-        lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :func:`~proxsvm.metrics.auto.distance_over_gradients`. (``group["lr"]`` is then a factor of it, initially
-            1, which schedulers may change.)
+        params: parameters or group dicts, which may have their own options.
+        lr: η, a number, a 0-dim tensor, or ``"auto"``, the distance over gradients
+            (:mod:`proxsvm.metrics.auto`). ``group["lr"]`` is then a factor of it, 1 at first, which schedulers change.
         momentum: the paper's μ in [0, 1), which γ does not know.
-        weight_decay: r = weight_decay · w.
-        nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
-            they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and
-            synchronises with the device at every step.
+        weight_decay: r = weight_decay · M w.
+        nonfinite: if the loss or a gradient is NaN or infinite, ``"skip"`` changes nothing and counts the step in
+            ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and synchronises at every step.
         max_grad_norm: clip in the dual. A longer gradient g is scaled by c = max_grad_norm / ‖g‖ together with its
             value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
-        process_group: the ranks over which the gradients, and so the value, are averaged. ``"default"`` is
-            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need no setting;
-            ``None`` means that this process trains on its own gradients.
-        metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Kronecker()`` if None;
-            ``Diagonal()``, Adam's, costs less per step; ``Euclidean()`` is the paper's.
+        process_group: the ranks over which gradients, and so the value, are averaged: ``"default"`` is that of
+            torch.distributed, if initialised; with ``None`` this process trains on its own gradients.
+        metric: M of ½⟨d, M d⟩/η, for every group without its own: ``Kronecker()`` if None; ``Diagonal()``, Adam's,
+            costs less per step; ``Euclidean()`` is the paper's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
             ``eval()`` replaces w by w̄, ``train()`` restores w.
-        follow: the model that shall do that with its own ``eval()`` and ``train()``, as :func:`proxsvm.follow` says.
-        fused: update the weights in two loops compiled by numba (the extra ``fast``) where the parameters are in CPU
-            memory, without temporary memory, instead of torch's operations. None uses them where they are installed
-            and can take the parameters. True insists, and raises where they cannot; False never uses them. Results
-            agree up to rounding; state and checkpoints are the same. (On an accelerator the step is a fixed number of
-            torch's operations, and ``torch.compile`` fuses them.)
+        follow: the model that does that with its own ``eval()`` and ``train()``, as :func:`proxsvm.follow` says.
+        fused: whether two loops compiled by numba take the step on a CPU: None where they can, True or an error, False
+            never. Results agree up to rounding; state and checkpoints are the same.
         memory: μ in [0, 1): the last batches, each linearised where it was seen, are one more sample of the problem, a
             plane (q, h) with the weight μ²: momentum that γ knows. It excludes the paper's ``momentum``.
 
@@ -143,9 +137,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         average: float | None = 0.995,
         follow: nn.Module | None = None,
     ) -> None:
-        self.solver = check_options(
-            loss, solver, nonfinite, process_group, fused, memory=memory, max_grad_norm=max_grad_norm
-        )
+        numbers = {"memory": memory, "max_grad_norm": max_grad_norm}
+        self.solver = check_options(loss, solver, nonfinite, process_group, fused, numbers)
         self.loss, self.nonfinite, self.memory = loss, nonfinite, memory
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
         self._metric = Kronecker() if metric is None else check_metric(metric)
@@ -173,9 +166,8 @@ class ProxOptimizer(torch.optim.Optimizer):
     def watch(self, term: nn.Module) -> nn.Module:
         """Register a further convex term of the loss, whose values then count, and return it.
 
-        γ needs the value of everything that is differentiated. The optimizer must know what is added to the
-        criterion's value. A module that returns it, non-negative and convex in the scores (or whatever it penalises),
-        is registered here; for anything else pass the sum, ``optimizer.step(loss=total)``.
+        γ needs the value of everything that is differentiated. A module whose value is non-negative and convex is
+        registered here; for anything else call :meth:`backward`.
 
         >>> from proxsvm.losses import L1Regression, MultiClassHinge
         >>> from proxsvm.solvers import SingleStepFW
@@ -416,7 +408,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         if not any_sharded(owners):
             return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
         parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
-        return sharded_geometry(*parts, store.kept, owners, ranks, **options)
+        return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
 
     def _past(self) -> Past | None:
         return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
@@ -449,20 +441,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         """Replace the weights with their averages; no step can be taken until ``train()``.
 
         Nothing is lost and nothing synchronises; after an exception inside, a further ``eval()`` or ``train()``
-        completes the switch. Parameters without an average do not change. For parameters in half precision, both
-        versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward pass it may hold
-        gathered copies of its shards, which have to be dropped.
-
-        >>> from proxsvm.losses import L1Regression
-        >>> from proxsvm.metrics import Euclidean
-        >>> from proxsvm.solvers import SingleStepFW
-        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> options = {"lr": 0.5, "memory": 0.0, "average": 0.5}
-        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], metric=Euclidean(), **options)
-        >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
-        >>> optimizer.eval(); averaged = w.item(); optimizer.train()
-        >>> f"{averaged:.2f}, {w.item():.2f}"
-        '0.55, 0.50'
+        completes the switch. Parameters without an average do not change. Under FSDP2, :func:`proxsvm.follow` the
+        model: after a forward pass it may hold gathered copies of its shards, which have to be dropped.
         """
         self._averages.switch(True)
 

@@ -145,15 +145,24 @@ def check_state(
         given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
         raise ValueError(f"got {given!r}; expected a state_dict: a dict 'state' and a list of dicts 'param_groups'")
     for k, group in enumerate(saved):
-        _check_saved_group(k, group)
+        missing, foreign = {"params", "lr", "momentum", "weight_decay"} - set(group), FOREIGN & set(group)
+        if missing or foreign:
+            raise ValueError(
+                f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
+                "another optimizer. Start with a new ProxOptimizer, and choose its lr again"
+            )
+        try:
+            check_group({**group, "params": []}, {})
+        except TypeError as error:
+            raise ValueError(f"group {k} of the state_dict: {error}") from error
+        _check_tensors(f"group {k}", {name: x for name, x in group.items() if name in SHARED}, dict.fromkeys(SHARED))
     theirs, mine = ([len(g["params"]) for g in found] for found in (saved, groups))
     if theirs != mine:
         raise ValueError(
             f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
             "optimizer as it was when the state was saved"
         )
-    averaged = any(group.get("averaged", False) for group in saved)
-    rows = zip(saved, groups, metrics, strict=True)
+    averaged, rows = any(group.get("averaged", False) for group in saved), zip(saved, groups, metrics, strict=True)
     owners = {k: (p, m) for old, new, m in rows for k, p in zip(old["params"], new["params"], strict=True)}
     for key, own in states.items():
         if key in owners:
@@ -162,43 +171,19 @@ def check_state(
             raise ValueError(f"the state_dict has a state for parameter {key}, which is in none of its groups")
 
 
-def _check_saved_group(k: int, group: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a ProxOptimizer can have the options of ``group``, the k-th of a state."""
-    missing, foreign = {"params", "lr", "momentum", "weight_decay"} - set(group), FOREIGN & set(group)
-    if missing or foreign:
-        raise ValueError(
-            f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
-            "another optimizer. Start with a new ProxOptimizer, and choose its lr again"
-        )
-    try:
-        check_group({**group, "params": []}, {})
-    except TypeError as error:
-        raise ValueError(f"group {k} of the state_dict: {error}") from error
-    for name in set(SHARED) & set(group):
-        _check_tensor(f"{name!r} of group {k}", group[name], torch.empty(()), torch.Size(), None)
-
-
 def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless ``own`` can be the state of the parameter ``p``: names, shapes, dtypes, finiteness."""
-    learned = metric.start(torch.empty(p.shape, dtype=p.dtype, device="meta"))
-    counts = {name for name, x in learned.items() if not isinstance(x, Tensor)}  # plain numbers
-    expected: dict[Any, tuple[torch.Size, torch.dtype | None]] = {
-        **{name: (x.shape, x.dtype) for name, x in (*learned.items(), *buffers.items()) if name not in counts},
-        **{name: (p.shape, state_dtype(name, p.dtype)) for name in KEPT},
-        **dict.fromkeys(("t", COUNT), (torch.Size(), None)),
-    }
-    names = set(own) if isinstance(own, Mapping) else {type(own)}
-    unknown = [name for name in names - set(expected) - counts if not str(name).startswith(STATISTICS)]
+    blank = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    learned, kept = metric.start(blank), {name: blank.to(state_dtype(name, p.dtype)) for name in KEPT}
+    expected = {**learned, **buffers, **kept, "t": None, COUNT: None}
+    names: set[Any] = set(own) if isinstance(own, Mapping) else {type(own)}
+    unknown = [name for name in names - set(expected) if not str(name).startswith(STATISTICS)]
     if unknown or (names & set(KEPT) and learned and not names & set(learned)):
         raise ValueError(
             f"the state of parameter {key} has {sorted(map(str, names))}; expected {sorted(KEPT)} at most, and "
             f"{list(learned)} of {metric}: it is the state of another optimizer, or was saved with another metric"
         )
-    for name in names & set(expected):
-        _check_tensor(f"{name!r} of parameter {key}", own[name], p, *expected[name])
-    for name in names & counts:
-        if not isinstance(own[name], int) or own[name] < 0:
-            raise ValueError(f"the state {name!r} of parameter {key} is {own[name]!r}; expected a count")
+    _check_tensors(f"parameter {key}", {name: own[name] for name in names & set(expected)}, expected, p.is_meta)
     both = {"average", "weights"}
     if names & both not in (set(), both if averaged else {"average"}):
         raise ValueError(
@@ -208,17 +193,24 @@ def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, bu
         )
 
 
-def _check_tensor(what: str, x: Any, p: Tensor, shape: torch.Size, dtype: torch.dtype | None) -> None:
-    """Raise ValueError unless ``x`` can be the state ``what`` of ``p``; without a ``dtype``, one number."""
-    known = isinstance(x, Tensor) and (p.is_meta or not x.is_meta)
-    if not known or (x.numel() != 1 if dtype is None else (x.shape, x.dtype) != (shape, dtype)):
-        given = f"{tuple(x.shape)}, {x.dtype}" if known else repr(x)
-        raise ValueError(
-            f"the state {what} is {given}; expected a tensor {tuple(shape)}, {dtype or 'a number'}: it was saved with "
-            "another model or in another precision"
-        )
-    if not x.is_meta and not local(x).isfinite().all():
-        raise ValueError(f"the state {what} contains NaN or infinite values: it is damaged, or training had diverged")
+def _check_tensors(where: str, given: Mapping[str, Any], expected: Mapping[str, Any], meta: bool = False) -> None:
+    """Raise ValueError unless each is like the expected tensor, or a tensor of one number (None), or a count (int)."""
+    for name, x in given.items():
+        like = expected[name]
+        if isinstance(like, int):
+            fine = isinstance(x, int) and x >= 0
+        else:
+            fine = isinstance(x, Tensor) and (meta or not x.is_meta)
+            fine = fine and (x.numel() == 1 if like is None else (x.shape, x.dtype) == (like.shape, like.dtype))
+        if not fine:
+            shown = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else repr(x)
+            wanted = f"a tensor {tuple(like.shape)}, {like.dtype}" if isinstance(like, Tensor) else "a number"
+            raise ValueError(
+                f"the state {name!r} of {where} is {shown}; expected {wanted}: it was saved with another model or in "
+                "another precision"
+            )
+        if isinstance(x, Tensor) and not x.is_meta and not local(x).isfinite().all():
+            raise ValueError(f"the state {name!r} of {where} contains NaN or infinite values: it is damaged")
 
 
 def keep_precision(
