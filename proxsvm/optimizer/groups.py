@@ -81,9 +81,9 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
         if group.get(option):
             raise ValueError(f"a group has {option}=True; expected False: a step minimises, in place, without a graph")
     given = group["params"]
-    if not isinstance(given, Tensor | set):  # torch rejects a set, which has no order
-        given = group["params"] = list(given)
-    for p in [given] if isinstance(given, Tensor) else given:
+    if not isinstance(given, set):  # torch rejects a set, which has no order
+        given = group["params"] = [given] if isinstance(given, Tensor) else list(given)
+    for p in given:
         x = p[1] if isinstance(p, tuple) else p
         if isinstance(x, Tensor) and not (x.is_floating_point() and x.dtype.itemsize > 1 and x.layout == torch.strided):
             raise TypeError(
@@ -99,6 +99,11 @@ def checked(group: dict[str, Any], memory: float = 0.0) -> dict[str, Any]:
         if group.get("auto") and ("swa_lr" in group or group.get("initial_lr", 1.0) != 1.0):
             raise ValueError(SCHEDULED)
     return group
+
+
+def equal(a: object, b: object) -> bool:
+    """Whether two options are known to be equal; a tensor is not read."""
+    return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:

@@ -86,6 +86,10 @@ STUCK = (
     "lr is 'auto', and after {} steps no parameter in half precision has moved: every step was smaller than its last "
     "bit, so that the distance, and with it η, cannot grow. Keep the parameters in float32 under autocast, or pass lr=η"
 )
+WHOLE = (
+    "{} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
+    "ProxOptimizer(..., metric=Diagonal())"
+)
 SHARDED = (
     "the parameters are sharded (DTensor): use SingleStepFW with loss.backward() and a bare optimizer.step(). Several "
     "steps need whole parameters, as under DDP"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsvm._kernels.step import Kernels
-from proxsvm._kernels.tensors import accumulator
+from proxsvm._kernels.tensors import HALF, accumulator
 from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
@@ -19,7 +19,7 @@ from proxsvm.metrics.kronecker import Kronecker
 from proxsvm.optimizer import messages
 from proxsvm.optimizer.averages import Averages
 from proxsvm.optimizer.follow import follow as follow_optimizer
-from proxsvm.optimizer.groups import check_group, check_options, checked, given_value, readable
+from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, checked, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
     ProcessGroup,
@@ -32,12 +32,14 @@ from proxsvm.optimizer.ranks import (
     reached,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced
-from proxsvm.optimizer.state import Store, check_state, keep_precision, shared_scalars, upgraded
+from proxsvm.optimizer.state import SHARED, Store, check_state, keep_precision, shared_scalars, upgraded
 from proxsvm.optimizer.watch import watch
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
 from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
 from proxsvm.solvers.base import DualSolver
+
+FIRST_STEPS = 20  # after which a parameter has moved
 
 
 class StepReport(NamedTuple):
@@ -154,7 +156,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
         self._averages.bind(self)
         self._kernels = Kernels(self.fused)
-        self._replicas_checked, self._warned = False, set[str]()
+        self._replicas_checked, self._warned, self._steps = False, set[str](), 0
         params = self._params()
         first = params[0] if params else torch.empty(())
         me = weakref.ref(self)  # the record must not keep its optimizer alive
@@ -242,6 +244,7 @@ class ProxOptimizer(torch.optim.Optimizer):
                 step.problem.check(point, self.solver)
                 self._take(point, step)  # 3. update
                 self._record.spend(step.grads, None if step.grads else returned)
+                self._check_motion()
         except BaseException:  # a GradScaler deletes what it has set only after a step that returns
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
@@ -344,6 +347,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
         stayed = space.advance(x, c, point.gamma, skip, self.memory)
         self._commit(space, h, skip, stayed)
+        if (ranks := self._ranks()) is not None:
+            ranks.agree(space, [self.param_groups[0][name] for name in SHARED])
         gap = None if point.gap is None else point.gap.to(value)
         eta = space.buckets[0].eta
         self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps, eta)
@@ -364,6 +369,18 @@ class ProxOptimizer(torch.optim.Optimizer):
                 torch._foreach_add_([steps], [stay.logical_not()])
         if self._averages.buffers is not None:
             self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
+
+    def _check_motion(self) -> None:
+        """Warn if the first steps with automatic η were lost in half precision; on an accelerator nobody looks."""
+        if torch.compiler.is_compiling() or self._steps == FIRST_STEPS:
+            return
+        self._steps += 1
+        if self._steps < FIRST_STEPS:
+            return
+        starts = [(p.detach(), self.state[p]["start"]) for p in self._params() if "start" in self.state.get(p, ())]
+        half = [(w, start) for w, start in starts if w.dtype in HALF and readable(w)]
+        if half and self.last is not None and self.last.step_size > 0 and all(torch.equal(*pair) for pair in half):
+            self._warn(messages.STUCK.format(FIRST_STEPS))
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -424,11 +441,15 @@ class ProxOptimizer(torch.optim.Optimizer):
         return [p for g in self.param_groups for p in g["params"]]
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
-        """The groups, each with its metric and only the wanted parameters."""
-        return [
-            {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
-            for g, metric in zip(self.param_groups, self._metrics, strict=True)
-        ]
+        """The groups, each with its metric and only the wanted parameters; neighbours with equal options are one."""
+        found: list[dict[str, Any]] = []
+        for g, metric in zip(self.param_groups, self._metrics, strict=True):
+            group = {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            if found and all(equal(found[-1].get(name), group.get(name)) for name in (*OF_A_GROUP, "auto", "metric")):
+                found[-1]["params"] += group["params"]
+            else:
+                found.append(group)
+        return found
 
     # Averages.
 
@@ -468,6 +489,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         metric = check_metric(param_group.get("metric", self._metric))
         group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which does not belong in a state
         check_group(group, self.defaults, self.memory)
+        if not metric.elementwise and any_sharded([p[1] if isinstance(p, tuple) else p for p in group["params"]]):
+            raise TypeError(messages.WHOLE.format(metric))
         super().add_param_group(group)
         self._metrics.append(metric)
         self._replicas_checked = False

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
-from proxsvm.geometry import Geometry, Group
+from proxsvm.geometry import Geometry
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.point import DualPoint
@@ -53,6 +53,32 @@ class Ranks:
             pieces = torch.split(flat, [tensors[i].numel() for i in chosen])
             means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
         return [means[i] for i in range(len(tensors))]
+
+    def agree(self, space: Geometry, scalars: Sequence[Tensor]) -> None:
+        """Give all ranks the outcome of the first rank's step, where a metric has refreshed its bases.
+
+        A decomposition need not be the same bit for bit everywhere, and where eigenvalues are close not even nearly.
+        """
+        tensors: list[Tensor] = []
+        for bucket in space.buckets:
+            kept, metric = bucket.kept, bucket.group.metric
+            counts = [x for own in kept.metric for x in own.values() if isinstance(x, int)]  # of the present bases
+            if not metric.elementwise and any((n - 1) % getattr(metric, "every", 1) == 0 for n in counts or [1]):
+                learned = (own.get(name) for own in kept.metric for name in metric.state)
+                tensors += [*bucket.w, *(kept.q or ()), *(kept.z or ()), *(kept.mean or ())]
+                tensors += [x for x in learned if isinstance(x, Tensor)]
+        if tensors and not torch.compiler.is_compiling():
+            self.broadcast([*tensors, *scalars])
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give all ranks the tensors of the first one, in place, in one broadcast for each dtype."""
+        first = 0 if self.group is None else dist.get_global_rank(self.group, 0)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            chosen = [t.detach() for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in chosen])
+            dist.broadcast(flat, first, group=self.group)
+            pieces = torch.split(flat, [t.numel() for t in chosen])
+            torch._foreach_copy_(chosen, [piece.view(t.shape) for piece, t in zip(pieces, chosen, strict=True)])
 
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise unless every rank has the same parameters; once, before the first step."""
@@ -118,21 +144,7 @@ class ShardedGeometry(Geometry):
     ranks, each shard counted once.
     """
 
-    def __init__(
-        self,
-        params: list[Tensor],
-        groups: list[Group],
-        *args: Any,
-        owners: Sequence[Tensor],
-        ranks: Ranks | None,
-        **options: Any,
-    ) -> None:
-        for group in groups:
-            if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
-                raise RuntimeError(
-                    f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise "
-                    "metric, ProxOptimizer(..., metric=Diagonal())"
-                )
+    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks | None, **options: Any) -> None:
         if ranks is None and any(
             copies(p, mesh.size()) < mesh.size() for p in owners if (mesh := _mesh(p)) is not None
         ):
@@ -141,7 +153,7 @@ class ShardedGeometry(Geometry):
                 "over: leave process_group at 'default', or give it the ranks of the device mesh"
             )
         shares = None if ranks is None else [1 / copies(p, ranks.size) for p in owners]
-        super().__init__(params, groups, *args, shares=shares, **options)
+        super().__init__(*args, shares=shares, **options)
         self._ranks = ranks
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
