@@ -536,13 +536,13 @@ def test_nothing_is_kept_alive_beyond_the_model():
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the k-th line that is executed in averages.py."""
+    """Raises KeyboardInterrupt at the k-th line that is executed in some files."""
 
-    def __init__(self, k):
-        self.left = k
+    def __init__(self, k, files=("averages.py",)):
+        self.left, self.files = k, files
 
     def __call__(self, frame, event, arg):
-        if not frame.f_code.co_filename.endswith("averages.py"):
+        if not frame.f_code.co_filename.endswith(self.files):
             return None
         if event == "line":
             self.left -= 1

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import Coupled, K
 from tests.cases import PaperOptimizer as ProxOptimizer

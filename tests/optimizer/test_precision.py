@@ -212,3 +212,23 @@ def test_clipping_in_the_dual_limits_gamma_to_c():
         assert clipped.last.dual <= free.last.dual + 1e-6
         limited += c < free.last.gamma
     assert limited
+
+
+@pytest.mark.parametrize("start", [1.0, 1e-3])
+def test_parameters_that_never_leave_their_start_are_told(start):
+    """With a first distance of 1e-3 every step is below the last bit of bfloat16, and η cannot grow."""
+    w = nn.Parameter(torch.full((4,), start, dtype=torch.bfloat16))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], lr="auto")
+
+    def train():
+        for _ in range(50):
+            w.grad = torch.ones_like(w)
+            optimizer.step(loss=1e6)
+
+    with pytest.warns(UserWarning, match="no parameter in half precision has moved") as seen:
+        train()
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    w.data = w.data.float()
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], lr="auto")
+    train()  # no warning

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from proxsvm.linearization import graph
 from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss
-from proxsvm.optimizer.record import Record
+from proxsvm.optimizer.record import NODES, Record
 from proxsvm.optimizer.watch import watch
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -175,6 +176,21 @@ def test_a_criterion_shared_with_another_model(other):
     if theirs is not None:
         value = float(theirs.step())
         assert value == pytest.approx(float(seen.detach()))
+
+
+def test_the_search_for_a_parameter_is_bounded(monkeypatch):
+    """A value whose graph has more nodes counts; where several optimizers watch a criterion, all are searched."""
+    visited, nodes = [], graph._nodes
+    monkeypatch.setattr(graph, "_nodes", lambda tensors: (visited.append(node) or node for node in nodes(tensors)))
+    deep, record = torch.ones((), requires_grad=True), optimizer_for(mlp())._record
+    for _ in range(2 * NODES):
+        deep = deep + 1
+    record.guard.faults()  # as the first step does
+    assert record.through(deep, shared=True) is deep
+    assert len(visited) > 2 * NODES
+    visited.clear()
+    assert record.through(deep) is not deep
+    assert len(visited) <= NODES + 1
 
 
 def test_two_threads_train_two_models_with_one_criterion():
