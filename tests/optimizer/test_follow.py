@@ -505,19 +505,6 @@ def test_statistics_of_another_model_are_refused():
         resumed.load_state_dict(optimizer.state_dict())
 
 
-def test_statistics_that_were_loaded_but_not_followed_are_out_of_date():
-    model, optimizer = following()
-    other = Net()
-    resumed = make(other)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    resumed.train()
-    go_on(other, resumed, 5, 8)  # these steps do not average the statistics
-    now = other.backbone[1].running_mean.clone()
-    follow(other, resumed)
-    assert torch.equal(other.eval().backbone[1].running_mean, now)
-
-
 def test_nothing_is_kept_alive_beyond_the_model():
     model, optimizer = following()
     kept = weakref.ref(optimizer)

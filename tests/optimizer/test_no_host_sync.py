@@ -27,7 +27,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import Atom
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import SingleStepFW
-from tests.cases import LOSSES, MODELS, K, mlp, setting
+from tests.cases import LOSSES, MODELS, K, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 # Gradients are poisoned by hand here, which the optimizer notices.
@@ -240,19 +240,6 @@ BAD_OPTIONS = [
 def test_bad_options_of_a_loss(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_bad_parts_of_the_optimizer():
-    with pytest.raises(TypeError, match="loss is a CrossEntropyLoss"):
-        ProxOptimizer(nn.CrossEntropyLoss(), SingleStepFW(), mlp().parameters())
-    with pytest.raises(TypeError, match="add \\(\\)"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW, mlp().parameters())
-    with pytest.raises(TypeError, match="complex128"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(2, dtype=torch.complex128)])
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), mlp().parameters())
-    with pytest.raises(ValueError, match="lr is -1"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": -1.0})
-    assert len(optimizer.param_groups) == 1
 
 
 def test_an_oracle_of_the_wrong_shape_is_named():

@@ -236,15 +236,6 @@ def test_a_closure_that_returns_more_than_the_criterion():
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma))
 
 
-def test_micro_batches_of_two_dtypes_add_up():
-    model, ((x, y), (a, b)) = mlp(), batches(2)
-    optimizer = optimizer_for(model, lr=0.5)
-    first, second = optimizer.loss(model(x), y), optimizer.loss(model(a).float(), b)
-    first.backward()
-    second.backward()
-    assert optimizer.step() == pytest.approx(float(first.detach() + second.detach()), rel=1e-6)
-
-
 def test_without_gradients_a_step_does_nothing_and_a_negative_value_is_refused():
     model, (x, y) = mlp(), batches(1)[0]
     optimizer = optimizer_for(model, lr=0.5)
