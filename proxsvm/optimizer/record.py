@@ -81,10 +81,9 @@ class Record:
         return seen
 
     def _listen(self, seen: Tensor, users: list[Any]) -> None:
-        """Let ``seen`` tell when a backward pass reaches it."""
         me, seen.users = weakref.ref(self), users  # type: ignore[attr-defined]
 
-        def reached(weight: Tensor) -> None:
+        def reached(weight: Tensor) -> None:  # when a backward pass comes to the value
             if (record := me()) is not None:
                 record._begin()
                 record._users.append(users)

@@ -122,6 +122,17 @@ def test_the_overflow_of_a_grad_scaler_changes_no_average():
     assert not equal(weights[6:8], before[0][6:8])  # the forward pass has moved the statistics, as torch does
 
 
+def test_an_optimizer_that_is_given_its_model_is_followed():
+    torch.manual_seed(0)
+    model, (twin, _) = Net(), following()
+    go_on(model, make(model, follow=model), 0, 5)
+    assert equal(both(model)[0], both(twin)[0])
+    assert equal(both(model)[1], both(twin)[1])
+    assert not equal(*both(model))
+    with pytest.raises(ValueError, match="keeps no average to follow"):
+        make(model, average=None, follow=model)
+
+
 # Which calls switch.
 
 
