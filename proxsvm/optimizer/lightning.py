@@ -23,7 +23,10 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
         """Follow the optimizers that keep an average."""
         for optimizer in followed(pl_module):  # of an earlier fit; a test may have left the averages in place
             optimizer.train()
-        for optimizer in trainer.optimizers:
+        found = [o for o in trainer.optimizers if any(g.get("average") is not None for g in o.param_groups)]
+        if not found:
+            raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
+        for optimizer in found:
             if isinstance(optimizer, ProxOptimizer) and optimizer not in followed(pl_module):
                 follow(pl_module, optimizer)
 
