@@ -15,20 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-ABANDONED = 60  # seconds after which a temporary file that nobody writes to is that of a killed process
-
 
 def save(path: str | os.PathLike[str], **parts: Any) -> None:
-    """Save ``parts`` under their names: ``save("last.pt", model=model, optimizer=optimizer, epoch=3)``.
+    """Save ``parts``, or their states: ``save("last.pt", model=model, optimizer=optimizer, epoch=3)``.
 
-    A part with a ``state_dict()`` is saved as that. A temporary file is written beside ``path``, flushed to disk and
-    renamed: if the process dies or the disk is full, ``path`` is still a complete checkpoint, the old one or the new.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(f"{folder}/last.pt", model=(model := nn.Linear(2, 1)), epoch=3)
-    ...     load(f"{folder}/last.pt", model=model)
-    {'epoch': 3}
+    A file is written beside ``path``, flushed and renamed: at any time, ``path`` is a complete checkpoint.
     """
     target, buffer = Path(path).resolve(), io.BytesIO()
     try:
@@ -40,13 +31,13 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
             "numbers, strings, tensors, and lists and dicts of them: float(x) for a NumPy scalar, str(x) for a path"
         ) from error
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-        if time.time() - left.stat().st_mtime > ABANDONED:
+        if time.time() - left.stat().st_mtime > 60:  # nobody writes to it: its process was killed
             left.unlink(missing_ok=True)
     written = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        written.touch(0o600 if target.exists() else 0o666, exist_ok=False)
+        written.touch()
         if target.exists():
-            written.chmod(target.stat().st_mode & 0o7777)
+            written.chmod(target.stat().st_mode)
         with open(written, "wb") as file:
             file.write(data + _mark(data))
             file.flush()
@@ -69,36 +60,21 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if missing := set(parts) - set(states):
         raise ValueError(f"{path} lacks {sorted(missing)}; it has {sorted(states)}")
-    checked = [name for name, part in parts.items() if _check(name, part, states[name])]
-    before = {}
-    for name in sorted(parts, key=checked.__contains__):  # first those that can only be loaded to see if they fit
-        before[name] = copy.deepcopy(parts[name].state_dict())
-        try:
-            parts[name].load_state_dict(states.pop(name))
-        except Exception as error:
-            for other, state in before.items():
-                parts[other].load_state_dict(state)
-            raise ValueError(f"the checkpoint's {name!r} does not fit: {error}") from error
+    before = {name: (copy.deepcopy(p.state_dict()), getattr(p, "averaged", True)) for name, p in parts.items()}
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(state := states.pop(name))
+            if isinstance(part, nn.Module) and any(x.dtype != state[k].dtype for k, x in part.named_parameters()):
+                raise TypeError("it was saved in another precision")
+    except BaseException as error:
+        for name_, (state, averaged) in before.items():
+            parts[name_].load_state_dict(state)
+            if not averaged:  # the state of an optimizer that a model follows has the averages in place
+                parts[name_].train()
+        if isinstance(error, Exception):
+            raise ValueError(f"the checkpoint's {name!r} does not fit, and nothing was changed: {error}") from error
+        raise
     return states
-
-
-def _check(name: str, part: Any, state: Any) -> bool:
-    """Raise ValueError where ``state`` does not fit ``part``; False where only loading it can tell."""
-    if hasattr(part, "check_state_dict"):
-        part.check_state_dict(state)
-    elif isinstance(part, nn.Module):
-        there, here = (
-            {
-                (name, getattr(x, "shape", None), getattr(x, "dtype", type(x)))
-                for name, x in getattr(s, "items", tuple)()
-            }
-            for s in (state, part.state_dict())
-        )
-        if there != here:
-            raise ValueError(
-                f"the checkpoint's {name!r} is of another model: it has {there - here}; expected {here - there}"
-            )
-    return hasattr(part, "check_state_dict") or isinstance(part, nn.Module)
 
 
 def _mark(data: bytes) -> bytes:

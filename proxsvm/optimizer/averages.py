@@ -10,7 +10,7 @@ at any point of a switch:
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,12 +78,12 @@ class Averages:
     """What an optimizer needs to switch between its weights and their averages, which its steps keep in its state.
 
     ``group["average"]`` is the largest β of a group, or None, and ``group["averaged"]`` whether averages are in place.
+    ``buffers``: what a following model has; empty where averages were loaded that nobody follows; None for no work.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.buffers: list[Buffer] | None = None  # None: no model follows the optimizer
-        self.model: weakref.ref[nn.Module] | None = None
-        self._outdated = False  # whether averages of buffers were loaded that no step updates
+        self.buffers: list[Buffer] | None = None
+        self.model: weakref.ref[nn.Module] | None = None  # which follows the optimizer
         self.bind(optimizer)
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
@@ -91,18 +91,16 @@ class Averages:
         self._optimizer = weakref.proxy(optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"buffers": self.buffers, "_outdated": self._outdated, "model": None}  # a copied model follows nobody
+        return {"buffers": self.buffers, "model": None}  # a copied model follows nobody
 
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""
-        found: list[dict[str, Any]] = self._optimizer.param_groups
-        return found
+        return list(self._optimizer.param_groups)
 
     def _own(self, p: Tensor) -> dict[str, Any]:
         """The state of a parameter, or an empty one that is not kept."""
-        found: dict[str, Any] = self._optimizer.state.get(p, {})
-        return found
+        return cast("dict[str, Any]", self._optimizer.state.get(p, {}))
 
     def params(self) -> list[Tensor]:
         """The optimizer's parameters."""
@@ -130,14 +128,16 @@ class Averages:
         pairs = self.pairs()
         for pair in pairs:
             pair.check(averaged)
-        for group in self.groups:
-            group["averaged"] = True
+        self._flag(True)
         for pair in pairs:
             pair.put(averaged)
-        for group in self.groups:
-            group["averaged"] = averaged
+        self._flag(averaged)
         if self.model is not None and (model := self.model()) is not None:
             reshard(model)
+
+    def _flag(self, averaged: bool) -> None:
+        for group in self.groups:
+            group["averaged"] = averaged
 
     def pairs(self) -> list[Pair]:
         """Everything that has two versions, or may have; an average that is no longer updated is dropped."""
@@ -156,11 +156,6 @@ class Averages:
 
     # Buffers.
 
-    @property
-    def updates(self) -> bool:
-        """Whether a step changes more than the averages of its parameters."""
-        return bool(self.buffers) or self._outdated
-
     def _home(self) -> tuple[Tensor | None, float | None]:
         """The parameter whose state has the averages of the buffers, at first the first averaged one; its largest β."""
         owners = [(p, group["average"]) for group in self.groups for p in group["params"]]
@@ -174,9 +169,11 @@ class Averages:
 
     def update(self, skip: Tensor) -> None:
         """b̄ ← β b̄ + (1 − β) b after a step, β = min(average, (1 + t)/(10 + t)); nothing where ``skip`` holds."""
-        if self._outdated:
+        if not self.buffers:  # this step was taken without them
             self.forget_buffers()
-        home, longest = self._home() if self.buffers else (None, None)
+            self.buffers = None
+            return
+        home, longest = self._home()
         if home is None or longest is None:
             return
         own = self._optimizer.state[home]
@@ -184,7 +181,7 @@ class Averages:
             own[COUNT] = torch.zeros((), dtype=wide(home.dtype), device=home.device)
         t, moves = own[COUNT], ~skip.to(home.device)
         rate = (9 / (10 + t)).clamp(min=1 - longest)
-        for buffer in self.buffers or ():
+        for buffer in self.buffers:
             pair = buffer.pair(own)
             if pair.average not in own:
                 own[pair.average] = buffer.first.to(pair.x.device, wide(pair.x.dtype), copy=True)
@@ -193,23 +190,17 @@ class Averages:
             mean.sub_(torch.where(here, (mean - pair.x) * rate.to(mean), 0.0))
         torch._foreach_add_([t], [moves.to(t)])  # t.add_() is dropped when torch 2.13 compiles it
 
-    def lead(self, model: nn.Module | None, buffers: list[Buffer] | None) -> None:
+    def lead(self, model: nn.Module | None, buffers: list[Buffer]) -> None:
         """A model follows the optimizer from now on, with these buffers; or none does."""
-        self.model, self.buffers = None if model is None else weakref.ref(model), buffers
-        self._outdated = False
+        self.model, self.buffers = None if model is None else weakref.ref(model), buffers or None
 
     def forget_buffers(self) -> None:
-        """Steps were taken without them: the averages of buffers are out of date."""
+        """Drop the averages of buffers."""
         for own in map(self._own, self.params()):
             for key in [key for key in own if str(key).startswith(STATISTICS)]:
                 del own[key]
-        self._outdated = False
 
     # States.
-
-    def joined(self) -> None:
-        """A group was added. While averages are in place its parameters stay as they are: they have no average yet."""
-        self.groups[-1]["averaged"] = any(group.get("averaged", False) for group in self.groups[:-1])
 
     def complete(self, found: dict[str, Any]) -> dict[str, Any]:
         """The state dict, with both versions where the model's own has the averages, so that both resume together."""
@@ -229,7 +220,8 @@ class Averages:
         """A state was loaded; ``averaged``: whether averages were in place before."""
         for group in self.groups:
             group.setdefault("averaged", False)  # saved before there were averages
-        self._outdated = self.buffers is None and any(COUNT in self._own(p) for p in self.params())
+        if self.buffers is None and any(COUNT in self._own(p) for p in self.params()):
+            self.buffers = []
         if not averaged and not any(pair.weights in pair.own for pair in self.pairs()):
             self.switch(False)  # there is only one version, as before the first step
 

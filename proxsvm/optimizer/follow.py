@@ -18,14 +18,9 @@ STATISTICS = ("running_mean", "running_var")
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Let ``model.eval()`` and ``model.train()`` switch the weights of the whole model, and its batch-norm statistics.
 
-    - ``eval()`` of the model, of the optimizer, or of anything that contains the model puts the averages in place, and
-      ``train()`` the training weights, bit for bit. Only the whole model switches, not ``model.backbone.eval()``.
-    - ``model.state_dict()`` has copies of the averages in both modes, ``optimizer.state_dict()`` the training weights;
-      together they resume bit for bit. ``model.load_state_dict()`` alone sets both versions.
-    - Copies, pickles and exports are of a plain model with what is in place: call ``model.eval()`` first.
-
-    ``docs/averages.md`` has the whole list. The model keeps the optimizer alive, and is of a subclass of the same name
-    meanwhile. Call ``follow`` again after adding layers, or with a new optimizer of the same parameters.
+    ``model.state_dict()`` has the averages in both modes, ``optimizer.state_dict()`` the training weights; together
+    they resume bit for bit. ``docs/averages.md`` has the whole list. The model keeps the optimizer alive, and is of a
+    subclass of the same name meanwhile. Call ``follow`` again after adding layers, or with a new optimizer.
 
     Args:
         model: contains all parameters of the optimizer; may be wrapped by DDP or ``torch.compile``.
@@ -92,7 +87,7 @@ class Followed(nn.Module):
         """Be an ordinary model again."""
         averages = self.followed._averages
         averages.forget_buffers()
-        averages.lead(None, None)
+        averages.lead(None, [])
         del self.followed
         self.__class__ = self.plain  # type: ignore[assignment]
 

@@ -32,6 +32,5 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Put the training weights in place."""
-        for optimizer in trainer.optimizers:
-            if isinstance(optimizer, ProxOptimizer):
-                optimizer.train()
+        for optimizer in followed(pl_module):
+            optimizer.train()

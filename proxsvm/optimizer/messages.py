@@ -16,6 +16,7 @@ _WAYS_OUT = (
     "Trainer, pass compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
 )
 _TOTAL = "call optimizer.backward(total) instead of total.backward(), or optimizer.step(loss=total)"
+THE_LINE = "write ProxOptimizer({}, SingleStepFW(), model.parameters())"
 NO_VALUE = (
     "step() has no loss value: no value of this optimizer's own criterion (optimizer.loss) that depends on its "
     f"parameters was differentiated since zero_grad(). Three ways out: {_WAYS_OUT}. (A copy of the criterion, as "
@@ -27,9 +28,9 @@ NO_ORIGIN = (
     f"sample_weight.) If another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 AVERAGED = (
-    "the averaged weights are in place (eval() was called, or a state was loaded that was saved so), and no step can "
-    "start from them: call model.train(), or optimizer.train(), before the forward pass. (To train a model whose "
-    "modules are in evaluation mode, call optimizer.train() after model.eval().)"
+    "the averaged weights are in place (eval() was called, or a state was loaded that was saved so): call "
+    "model.train(), or optimizer.train(), before the forward pass. (To train with all modules in evaluation mode, call "
+    "optimizer.train() after model.eval().)"
 )
 MISSING = (
     "a term of the loss is missing from the record: it was differentiated, but the optimizer does not know its value, "
@@ -72,6 +73,18 @@ EDITED = (
     "and γ is wrong. To clip, pass ProxOptimizer(..., max_grad_norm=...) and switch the trainer's own clipping off "
     "(max_grad_norm=0 in Hugging Face's TrainingArguments, gradient_clip_val=None in Lightning); to average, divide "
     "the loss; or pass the value that belongs to the gradients: optimizer.step(loss=value)"
+)
+META = (
+    "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced them. "
+    "Create the optimizer after that, from the model's new parameters"
+)
+SCHEDULED = (
+    "lr is 'auto', so that group['lr'] is a factor of the automatic η, at first 1; but a scheduler has set it to its "
+    "own rate, as OneCycleLR, CyclicLR and SWALR do: use one that multiplies (CosineAnnealingLR, ...), or pass lr=η"
+)
+WHOLE = (
+    "{} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
+    "ProxOptimizer(..., metric=Diagonal())"
 )
 SHARDED = (
     "the parameters are sharded (DTensor): use SingleStepFW with loss.backward() and a bare optimizer.step(). Several "

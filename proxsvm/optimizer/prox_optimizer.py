@@ -16,24 +16,23 @@ from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
 from proxsvm.metrics.kronecker import Kronecker
+from proxsvm.optimizer import messages
 from proxsvm.optimizer.averages import Averages
-from proxsvm.optimizer.groups import check_group, check_options, check_state, checked
-from proxsvm.optimizer.loss_scale import LossScale, loss_scale
-from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
+from proxsvm.optimizer.follow import follow as follow_optimizer
+from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, checked, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
     ProcessGroup,
     Ranks,
+    ShardedGeometry,
     any_sharded,
     local,
     local_grad,
     ranks_of,
     reached,
-    sharded_geometry,
 )
-from proxsvm.optimizer.record import Record
-from proxsvm.optimizer.state import Store, keep_precision, shared_scalars, upgraded
-from proxsvm.optimizer.value import LossValue, given_value, value_fault
+from proxsvm.optimizer.record import ROUNDING, Record, replaced
+from proxsvm.optimizer.state import SHARED, Store, check_state, keep_precision, shared_scalars, upgraded
 from proxsvm.optimizer.watch import watch
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
@@ -63,13 +62,12 @@ class StepReport(NamedTuple):
 class _Step(NamedTuple):
     """A step that is ready to be solved.
 
-    ``spends``: the gradients that the step consumes, and with them the record; empty where it computed its own.
+    ``grads``: the gradients that the step consumes, and with them the record; empty where it computed its own.
     """
 
     problem: Problem
     value: Tensor
-    scale: LossScale = LossScale()
-    spends: Sequence[Tensor] = ()
+    grads: Sequence[Tensor] = ()
 
 
 class ProxOptimizer(torch.optim.Optimizer):
@@ -83,32 +81,27 @@ class ProxOptimizer(torch.optim.Optimizer):
         z ← μ z − H⁻¹ (gamma · r + delta),        w ← w − H⁻¹ (r + delta) + μ z
 
     Args:
-        loss: the criterion that the training loop calls. The optimizer watches it, to know the value that a
-            ``backward()`` differentiated.
+        loss: the criterion that the training loop calls; the optimizer watches it, to know the value that was
+            differentiated.
         solver: ``SingleStepFW()`` for deep networks; any other :class:`~proxsvm.solvers.DualSolver` with a closure.
-        params: parameters or group dicts, which may have their own ``lr``, ``momentum`` and ``weight_decay``.
-        lr: η, the proximal coefficient: a number, a 0-dim tensor, or ``"auto"``, the distance over gradients of
-            :func:`~proxsvm.metrics.auto.distance_over_gradients`. (``group["lr"]`` is then a factor of it, initially
-            1, which schedulers may change.)
+        params: parameters or group dicts, which may have their own options.
+        lr: η, a number, a 0-dim tensor, or ``"auto"``, the distance over gradients
+            (:mod:`proxsvm.metrics.auto`). ``group["lr"]`` is then a factor of it, 1 at first, which schedulers change.
         momentum: the paper's μ in [0, 1), which γ does not know.
-        weight_decay: r = weight_decay · w.
-        nonfinite: what to do when the loss or a gradient is NaN or infinite. ``"skip"`` leaves weights and momentum as
-            they are and counts the step in ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and
-            synchronises with the device at every step.
+        weight_decay: r = weight_decay · M w.
+        nonfinite: if the loss or a gradient is NaN or infinite, ``"skip"`` changes nothing and counts the step in
+            ``optimizer.skipped``; ``"raise"`` raises FloatingPointError, and synchronises at every step.
         max_grad_norm: clip in the dual. A longer gradient g is scaled by c = max_grad_norm / ‖g‖ together with its
             value, so the step stays a feasible dual point: γ is limited to c. For ``SingleStepFW``.
-        process_group: the ranks over which the gradients, and so the value, are averaged. ``"default"`` is
-            torch.distributed's default group where one is initialised, so that DDP and FSDP2 need no setting;
-            ``None`` means that this process trains on its own gradients.
-        metric: M of the proximal term ½⟨d, M d⟩/η, for every group without its own: ``Kronecker()`` if None;
-            ``Diagonal()``, Adam's, costs less per step; ``Euclidean()`` is the paper's.
+        process_group: the ranks over which gradients, and so the value, are averaged: ``"default"`` is that of
+            torch.distributed, if initialised; with ``None`` this process trains on its own gradients.
+        metric: M of ½⟨d, M d⟩/η, for every group without its own: ``Kronecker()`` if None; ``Diagonal()``, Adam's,
+            costs less per step; ``Euclidean()`` is the paper's.
         average: keep w̄ ← β w̄ + (1 − β) w with β = min(average, (1 + t)/(10 + t)) after t steps; None keeps none.
-            ``eval()`` replaces w by w̄, ``train()`` restores w; :func:`proxsvm.follow` lets the model do it.
-        fused: update the weights in two loops compiled by numba (the extra ``fast``) where the parameters are in CPU
-            memory, without temporary memory, instead of torch's operations. None uses them where they are installed
-            and can take the parameters. True insists, and raises where they cannot; False never uses them. Results
-            agree up to rounding; state and checkpoints are the same. (On an accelerator the step is a fixed number of
-            torch's operations, and ``torch.compile`` fuses them.)
+            ``eval()`` replaces w by w̄, ``train()`` restores w.
+        follow: the model that does that with its own ``eval()`` and ``train()``, as :func:`proxsvm.follow` says.
+        fused: whether two loops compiled by numba take the step on a CPU: None where they can, True or an error, False
+            never. Results agree up to rounding; state and checkpoints are the same.
         memory: μ in [0, 1): the last batches, each linearised where it was seen, are one more sample of the problem, a
             plane (q, h) with the weight μ²: momentum that γ knows. It excludes the paper's ``momentum``.
 
@@ -129,8 +122,8 @@ class ProxOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         loss: ConvexLoss,
-        solver: DualSolver,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        solver: DualSolver | None = None,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]] = (),
         lr: Number | Literal["auto"] = "auto",
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -142,9 +135,11 @@ class ProxOptimizer(torch.optim.Optimizer):
         metric: Metric | None = None,
         memory: float = 0.9,
         average: float | None = 0.995,
+        follow: nn.Module | None = None,
     ) -> None:
-        check_options(loss, solver, nonfinite, max_grad_norm, process_group, fused, memory)
-        self.loss, self.solver, self.nonfinite, self.memory = loss, solver, nonfinite, memory
+        numbers = {"memory": memory, "max_grad_norm": max_grad_norm}
+        self.solver = check_options(loss, solver, nonfinite, process_group, fused, numbers)
+        self.loss, self.nonfinite, self.memory = loss, nonfinite, memory
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
         self._metric = Kronecker() if metric is None else check_metric(metric)
         self._metrics, self._averages = list[Metric](), Averages(self)
@@ -152,6 +147,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         self._terms: list[nn.Module] = []
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average})
         self._prepare()
+        if follow is not None:
+            follow_optimizer(follow, self)
 
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
@@ -169,9 +166,8 @@ class ProxOptimizer(torch.optim.Optimizer):
     def watch(self, term: nn.Module) -> nn.Module:
         """Register a further convex term of the loss, whose values then count, and return it.
 
-        γ needs the value of everything that is differentiated. The optimizer must know what is added to the
-        criterion's value. A module that returns it, non-negative and convex in the scores (or whatever it penalises),
-        is registered here; for anything else pass the sum, ``optimizer.step(loss=total)``.
+        γ needs the value of everything that is differentiated. A module whose value is non-negative and convex is
+        registered here; for anything else call :meth:`backward`.
 
         >>> from proxsvm.losses import L1Regression, MultiClassHinge
         >>> from proxsvm.solvers import SingleStepFW
@@ -239,44 +235,35 @@ class ProxOptimizer(torch.optim.Optimizer):
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
         self._averages.require_training()
-        with loss_scale(self) as scale:
-            return self._step(closure, loss, scale)
-
-    def _step(
-        self, closure: Callable[[], Tensor | None] | None, loss: Number | None, scale: LossScale
-    ) -> Tensor | None:
-        returned: Tensor | None = None
-        if closure is None:
-            step = self._after_backward(loss, scale)
-            returned = None if step is None else step.value
-        else:
-            record = self._record
-            passes, clears, before = record.passes, record.clears, record.sums()[0]
-            before = None if before is None else before.clone()  # autograd adds in place
-            with torch.enable_grad():
-                returned = closure()
-            if returned is None or record.passes != passes:  # it called backward(), or did nothing
-                undeclared = self._undeclared(returned, before if record.clears == clears else None)
-                step = self._after_backward(None, scale, undeclared)
-                returned = step.value if returned is None and step is not None else returned
-            else:
-                step = self._before_backward(returned)
-        if step is not None:
-            point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # a graph where the solver needs one
-            step.problem.check(point, self.solver)
-            self._take(point, step)
-            self._record.spend(step.spends, None if step.spends else returned)
+        try:
+            returned, step = self._from_backward(loss) if closure is None else self._from_closure(closure)  # 1. problem
+            if step is not None:
+                point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # 2. solution; a graph if it needs one
+                step.problem.check(point, self.solver)
+                self._take(point, step)  # 3. update
+                self._record.spend(step.grads, None if step.grads else returned)
+        except BaseException:  # a GradScaler deletes what it has set only after a step that returns
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
         return returned
 
-    def _undeclared(self, returned: object, before: Tensor | None) -> Tensor | None:
-        """What a closure has returned beyond what was recorded since ``before``."""
-        now = self._record.sums()[0]
-        if now is None or not isinstance(returned, Tensor | float | int):
-            return None
-        recorded = now if before is None else now - before
-        return torch.as_tensor(returned).detach().reshape(()).to(recorded) - recorded
+    def _from_closure(self, closure: Callable[[], Tensor | None]) -> tuple[Tensor | None, _Step | None]:
+        """The closure's value, and its step: from the graph, or from the gradients if it called ``backward()``."""
+        record = self._record
+        passes, clears, before = record.passes, record.clears, record.sums
+        before = None if before is None else before.clone()  # autograd adds in place
+        with torch.enable_grad():
+            value = closure()
+        if value is None:
+            return self._from_backward(None)
+        if record.passes == passes:
+            return value, self._from_graph(value)
+        record.require_unused()
+        total = given_value(value)  # it may contain terms that were not recorded
+        return value, self._from_backward(total if before is None or record.clears != clears else total + before[0])[1]
 
-    def _before_backward(self, value: Tensor) -> _Step:
+    def _from_graph(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
         self._record.require_unused(value)
         if self.solver.needs_graph:
@@ -290,12 +277,11 @@ class ProxOptimizer(torch.optim.Optimizer):
         graph = self._linearised(value)
         first, chosen = graph.first(), {id(p) for p in graph.params}
         space = self._geometry(self._groups(lambda p: id(p) in chosen), None, kernels=True)
-        max_norm, past = self.max_grad_norm, self._past()
-        problem_ = GradientProblem(space, first.delta, first.lam, graph.floor, max_norm=max_norm, past=past)
-        return _Step(problem_, graph.mean(value.detach()))
+        options: dict[str, Any] = {"max_norm": self.max_grad_norm, "past": self._past()}
+        return _Step(GradientProblem(space, first.delta, first.lam, graph.floor, **options), graph.mean(value.detach()))
 
-    def _after_backward(self, loss: Number | None, scale: LossScale, undeclared: Tensor | None = None) -> _Step | None:
-        """The step for the existing gradients; None where there are none."""
+    def _from_backward(self, loss: Number | None) -> tuple[Tensor | None, _Step | None]:
+        """The value of the existing gradients, and the step; None where there are none."""
         if self.solver.needs_graph:
             raise RuntimeError(
                 f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
@@ -304,55 +290,46 @@ class ProxOptimizer(torch.optim.Optimizer):
         groups = self._groups(lambda p: p.grad is not None)
         owners = [p for g in groups for p in g["params"]]
         if not owners:
-            self._require_no_meta()
-            return None
+            if any(p.is_meta for p in self._params()):
+                raise RuntimeError(messages.META)
+            return None, None
         grads = [p.grad for p in owners]
-        ranks, compiling = self._ranks(), torch.compiler.is_compiling()
-        known = self._value(loss, grads[0], scale).plus(undeclared)
-        if loss is None and not compiling:
+        ranks, scale, silent = self._ranks(), getattr(self, "grad_scale", None), torch.compiler.is_compiling()
+        known = self._value(loss, grads[0], scale)
+        if loss is None and not silent:
             self._record.require_unused()
-            if ranks is None and scale.scale is None and undeclared is None:  # others change the gradients rightly
+            if ranks is None and scale is None:  # others change the gradients rightly
                 for wrong in self._record.guard.faults():
                     self._warn(wrong)
-        value, floor = known.averaged(ranks)
-        problem = GradientProblem(
-            self._geometry(groups, ranks, kernels=True),
-            [local_grad(p) for p in owners] if any_sharded(owners) else grads,
-            value,
-            floor,
-            scale=scale.scale,
-            max_norm=self.max_grad_norm,
-            past=self._past(),
-        )
-        if loss is None and not compiling and (text := value_fault(value, problem)):
-            self._warn(text)
-        return _Step(problem, value, scale, grads)
+        value, floor = (known if ranks is None else ranks.mean([known])[0]).unbind()
+        space, g = self._geometry(groups, ranks, kernels=True), grads
+        if any_sharded(owners):
+            g = [local_grad(p) for p in owners]
+        past, max_norm = self._past(), self.max_grad_norm
+        problem = GradientProblem(space, g, value, floor, scale=scale, max_norm=max_norm, past=past)
+        if loss is None and readable(value) and value <= 0 and problem.products.x_x > ROUNDING:
+            self._warn(messages.NEGATIVE if value < -ROUNDING else messages.ZERO)  # a small value may be rounded to 0
+        return value, _Step(problem, value, grads)
 
-    def _require_no_meta(self) -> None:
-        if any(p.is_meta for p in self._params()):
-            raise RuntimeError(
-                "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced "
-                "them. Create the optimizer after that, from the model's new parameters"
-            )
-
-    def _value(self, loss: Number | None, grad: Tensor, scale: LossScale) -> LossValue:
-        """The value that the gradients belong to: the given one, or the recorded one."""
-        value, floor = self._record.sums()
-        known = None if value is None else LossValue(value, floor).on(grad, scale.scale)
-        if loss is None:
-            scale.require_known()
-        else:
-            given = given_value(loss)
-            return LossValue(given).on(grad, None) if known is None else known.replaced(given)
+    def _value(self, loss: Number | None, grad: Tensor, scale: Tensor | None) -> Tensor:
+        """The value that the gradients belong to, the given one or the recorded one, and its lower bound: ``[2]``."""
+        like = torch.empty((), dtype=accumulator(grad.dtype), device=grad.device)
+        known = None if self._record.sums is None else self._record.sums.to(like)
+        if known is not None and scale is not None:
+            known = known / scale.to(like)
+        if loss is not None:
+            return replaced(known, given_value(loss).to(like))
+        if scale is None and getattr(self, "found_inf", None) is not None:
+            raise RuntimeError(messages.UNSCALED)
         if known is not None:
             return known
         if any(g["lr"] != 0 for g in self.param_groups):
-            raise RuntimeError(NO_VALUE)
-        return LossValue(torch.zeros(())).on(grad, None)  # lr = 0 everywhere: nothing moves, whatever the value
+            raise RuntimeError(messages.NO_VALUE)
+        return torch.zeros(2).to(like)  # lr = 0 everywhere: nothing moves, whatever the value
 
     def _take(self, point: DualPoint, step: _Step) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
-        problem, value, (_, found_inf), _ = step
+        problem, value, found_inf = step.problem, step.value, getattr(self, "found_inf", None)
         space, dual = problem.geometry, problem.dual(point) if point.dual is None else point.dual
         total = dual + value  # finite only if both are
         skip = (total - total) != 0
@@ -363,11 +340,12 @@ class ProxOptimizer(torch.optim.Optimizer):
             )
         if found_inf is not None:  # an overflow of the loss scale is no fault: the GradScaler will lower it
             skip = skip | (found_inf.to(skip.device) > 0)
-        after = problem.past_after(point)
-        factor = problem.factor(point)
+        h, factor = problem.past_after(point), problem.factor(point)
         x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
         stayed = space.advance(x, c, point.gamma, skip, self.memory)
-        self._commit(space, after, skip, stayed)
+        self._commit(space, h, skip, stayed)
+        if (ranks := self._ranks()) is not None:
+            ranks.agree(space, [self.param_groups[0][name] for name in SHARED])
         gap = None if point.gap is None else point.gap.to(value)
         eta = space.buckets[0].eta
         self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps, eta)
@@ -386,13 +364,13 @@ class ProxOptimizer(torch.optim.Optimizer):
         for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
             if steps is not None:
                 torch._foreach_add_([steps], [stay.logical_not()])
-        if self._averages.updates:
+        if self._averages.buffers is not None:
             self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warn(text)
+            messages.warn(text)
 
     # Problems.
 
@@ -410,10 +388,10 @@ class ProxOptimizer(torch.optim.Optimizer):
         """The problem of a value without memory, before the metric has observed its gradient."""
         origin: Origin | None = getattr(value, "origin", None)
         if origin is None:
-            raise ValueError(NO_ORIGIN)
+            raise ValueError(messages.NO_ORIGIN)
         params = self._params()
         if any_sharded(params):
-            raise RuntimeError(SHARDED)
+            raise RuntimeError(messages.SHARDED)
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
@@ -432,7 +410,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         if not any_sharded(owners):
             return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
         parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
-        return sharded_geometry(*parts, store.kept, owners, ranks, **options)
+        return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
 
     def _past(self) -> Past | None:
         return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None
@@ -448,11 +426,15 @@ class ProxOptimizer(torch.optim.Optimizer):
         return [p for g in self.param_groups for p in g["params"]]
 
     def _groups(self, wanted: Callable[[Any], bool]) -> list[dict[str, Any]]:
-        """The groups, each with its metric and only the wanted parameters."""
-        return [
-            {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
-            for g, metric in zip(self.param_groups, self._metrics, strict=True)
-        ]
+        """The groups, each with its metric and only the wanted parameters; neighbours with equal options are one."""
+        found: list[dict[str, Any]] = []
+        for g, metric in zip(self.param_groups, self._metrics, strict=True):
+            group = {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            if found and all(equal(found[-1].get(name), group.get(name)) for name in (*OF_A_GROUP, "auto", "metric")):
+                found[-1]["params"] += group["params"]
+            else:
+                found.append(group)
+        return found
 
     # Averages.
 
@@ -465,20 +447,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         """Replace the weights with their averages; no step can be taken until ``train()``.
 
         Nothing is lost and nothing synchronises; after an exception inside, a further ``eval()`` or ``train()``
-        completes the switch. Parameters without an average do not change. For parameters in half precision, both
-        versions are kept meanwhile. Under FSDP2, :func:`proxsvm.follow` the model: after a forward pass it may hold
-        gathered copies of its shards, which have to be dropped.
-
-        >>> from proxsvm.losses import L1Regression
-        >>> from proxsvm.metrics import Euclidean
-        >>> from proxsvm.solvers import SingleStepFW
-        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> options = {"lr": 0.5, "memory": 0.0, "average": 0.5}
-        >>> optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], metric=Euclidean(), **options)
-        >>> loss = optimizer.step(lambda: optimizer.loss(w[None], torch.zeros(1, 1)))     # β = 1/10 at first
-        >>> optimizer.eval(); averaged = w.item(); optimizer.train()
-        >>> f"{averaged:.2f}, {w.item():.2f}"
-        '0.55, 0.50'
+        completes the switch. Parameters without an average do not change. Under FSDP2, :func:`proxsvm.follow` the
+        model: after a forward pass it may hold gathered copies of its shards, which have to be dropped.
         """
         self._averages.switch(True)
 
@@ -504,11 +474,13 @@ class ProxOptimizer(torch.optim.Optimizer):
         metric = check_metric(param_group.get("metric", self._metric))
         group = {k: v for k, v in param_group.items() if k != "metric"}  # an object, which does not belong in a state
         check_group(group, self.defaults, self.memory)
+        if not metric.elementwise and any_sharded([p[1] if isinstance(p, tuple) else p for p in group["params"]]):
+            raise TypeError(messages.WHOLE.format(metric))
         super().add_param_group(group)
         self._metrics.append(metric)
         self._replicas_checked = False
         shared_scalars(self.param_groups)
-        self._averages.joined()
+        self.param_groups[-1]["averaged"] = self.averaged  # what has no average yet stays as it is
 
     def state_dict(self) -> dict[str, Any]:
         """The state, to be saved with the model's own: together they resume bit for bit, in either mode.

@@ -10,7 +10,7 @@ inner product of vectors is the sum over the shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
-from proxsvm.geometry import Geometry, Group, Kept
+from proxsvm.geometry import Geometry
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.point import DualPoint
@@ -54,6 +54,32 @@ class Ranks:
             means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
         return [means[i] for i in range(len(tensors))]
 
+    def agree(self, space: Geometry, scalars: Sequence[Tensor]) -> None:
+        """Give all ranks the outcome of the first rank's step, where a metric has refreshed its bases.
+
+        A decomposition need not be the same bit for bit everywhere, and where eigenvalues are close not even nearly.
+        """
+        tensors: list[Tensor] = []
+        for bucket in space.buckets:
+            kept, metric = bucket.kept, bucket.group.metric
+            counts = [x for own in kept.metric for x in own.values() if isinstance(x, int)]  # of the present bases
+            if not metric.elementwise and any((n - 1) % getattr(metric, "every", 1) == 0 for n in counts or [1]):
+                learned = (own.get(name) for own in kept.metric for name in metric.state)
+                tensors += [*bucket.w, *(kept.q or ()), *(kept.z or ()), *(kept.mean or ())]
+                tensors += [x for x in learned if isinstance(x, Tensor)]
+        if tensors and not torch.compiler.is_compiling():
+            self.broadcast([*tensors, *scalars])
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give all ranks the tensors of the first one, in place, in one broadcast for each dtype."""
+        first = 0 if self.group is None else dist.get_global_rank(self.group, 0)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            chosen = [t.detach() for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in chosen])
+            dist.broadcast(flat, first, group=self.group)
+            pieces = torch.split(flat, [t.numel() for t in chosen])
+            torch._foreach_copy_(chosen, [piece.view(t.shape) for piece, t in zip(pieces, chosen, strict=True)])
+
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise unless every rank has the same parameters; once, before the first step."""
         mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
@@ -81,6 +107,10 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
     return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
 
 
+def _mesh(p: Tensor) -> Any:
+    return getattr(p, "device_mesh", None)
+
+
 def local(p: Tensor) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
     part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[attr-defined]
@@ -100,7 +130,7 @@ def copies(p: Tensor, ranks: int) -> int:
     """How many of the ranks hold the same part of ``p``: all of them for a plain tensor, one under plain FSDP2."""
     if not is_sharded(p):
         return ranks
-    sizes: list[int] = [p.device_mesh.size(k) for k, place in enumerate(p.placements) if not place.is_replicate()]  # type: ignore[attr-defined]
+    sizes: list[int] = [_mesh(p).size(k) for k, place in enumerate(p.placements) if not place.is_replicate()]  # type: ignore[attr-defined]
     if ranks % prod(sizes):
         raise RuntimeError(
             f"a parameter is sharded over {prod(sizes)} ranks, but the optimizer's process group has {ranks}: give "
@@ -110,42 +140,29 @@ def copies(p: Tensor, ranks: int) -> int:
 
 
 class ShardedGeometry(Geometry):
-    """The geometry of this rank's shards: local inner products add up over the ranks, each shard counted once."""
+    """The geometry of this rank's shards ``params`` of the DTensors ``owners``: local inner products add up over the
+    ranks, each shard counted once.
+    """
 
-    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks, **options: Any) -> None:
-        super().__init__(*args, shares=[1 / copies(p, ranks.size) for p in owners], **options)
+    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks | None, **options: Any) -> None:
+        if ranks is None and any(
+            copies(p, mesh.size()) < mesh.size() for p in owners if (mesh := _mesh(p)) is not None
+        ):
+            raise RuntimeError(
+                "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
+                "over: leave process_group at 'default', or give it the ranks of the device mesh"
+            )
+        shares = None if ranks is None else [1 / copies(p, ranks.size) for p in owners]
+        super().__init__(*args, shares=shares, **options)
         self._ranks = ranks
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Σ over the ranks, in one reduction."""
+        if self._ranks is None:
+            return numbers
         total = torch.stack([x.to(numbers[0]) for x in numbers])
         dist.all_reduce(total, group=self._ranks.group)
         return list(total)
-
-
-def sharded_geometry(
-    params: list[Tensor],
-    groups: list[Group],
-    kept: Callable[[Group, Sequence[int]], Kept],
-    owners: Sequence[Tensor],
-    ranks: Ranks | None,
-    **options: Any,
-) -> Geometry:
-    """The geometry of this rank's shards ``params`` of the DTensors ``owners``; raises where it cannot be had."""
-    for group in groups:
-        if not group.metric.elementwise and any(is_sharded(owners[i]) for i in group.at):
-            raise RuntimeError(
-                f"{group.metric} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
-                "such as Diagonal()"
-            )
-    if ranks is not None:
-        return ShardedGeometry(params, groups, kept, owners=owners, ranks=ranks, **options)
-    if any(is_sharded(p) and p.device_mesh.size() > copies(p, p.device_mesh.size()) for p in owners):  # type: ignore[attr-defined]
-        raise RuntimeError(
-            "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
-            "over: leave process_group at 'default', or give it the ranks of the device mesh"
-        )
-    return Geometry(params, groups, kept, **options)
 
 
 # The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.

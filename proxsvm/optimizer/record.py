@@ -15,14 +15,17 @@ from proxsvm.losses.base import Origin, without_autocast
 from proxsvm.optimizer.guard import Guard
 from proxsvm.optimizer.messages import USED
 
+NODES = 10_000  # of a graph that are searched for a parameter, some milliseconds; beyond them a value counts
+ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
+
 
 class Record:
-    """Σ weight × value of what was differentiated since ``clear()``, on the device.
+    """Σ weight × (value, lower bound) of what was differentiated since ``clear()``, ``[2]``, on the device.
 
-    A watched value passes through ``value · one``, where ``one`` is a leaf tensor of value 1: the value, bit for bit.
-    d(weight · value · one)/d one = weight · value, so ``one.grad`` is the record, summed over micro-batches like
-    gradients, in eager mode and inside a compiled graph. The loss's lower bound is recorded with a leaf of value 0, in
-    ``value · one + floor · zero``. This is right for weighted sums; :meth:`backward` records any function of values.
+    A watched value passes through ``value · one + bound · zero``, with the leaf (one, zero) = (1, 0): the value, bit
+    for bit. d(weight · value · one)/d one = weight · value, so the leaf's gradient is the record, summed over
+    micro-batches like gradients, in eager mode and inside a compiled graph. This is right for weighted sums;
+    :meth:`backward` records any function of values.
 
     Args:
         params: returns the optimizer's parameters; only values that depend on one of them are recorded.
@@ -32,30 +35,45 @@ class Record:
     >>> w = torch.tensor([3.0], requires_grad=True)
     >>> record = Record(lambda: [w], torch.zeros(()))
     >>> (record.through((2 * w).sum()) / 4).backward()
-    >>> record.sums()
-    (tensor(1.5000), None)
+    >>> record.sums
+    tensor([1.5000, 0.0000])
     """
 
     def __init__(self, params: Callable[[], Sequence[Tensor]], like: Tensor, hidden: bool = False) -> None:
         self._params, self.hidden = params, hidden
         self.guard = Guard(list if hidden else params)
         self.inside = threading.local()  # its depth: how many watched modules are being evaluated in a thread
-        self._one, self._zero = self._leaves(like)
         self._users: list[list[weakref.ref[Record]]] = []  # for each value: the record whose step has used it
-        self._stepped: tuple[weakref.ref[Tensor], int] | None = None  # a gradient as the last step left it
+        self._stepped: tuple[weakref.ref[Tensor], int] | None = None  # a gradient after the last step
         self.passes = self.clears = 0  # how many backward passes were recorded, and how often the record was cleared
+        self._renew(like.dtype, like.device)
 
-    def through(self, value: Tensor) -> Tensor:
-        """``value``, connected to the record if it depends on the parameters."""
-        compiling = torch.compiler.is_compiling()
-        if not compiling and not self.hidden and not reaches(value, {id(p) for p in self._params()}):
+    def _renew(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Create the leaf. Its hook is, for a compiled graph, the only sign of a backward pass."""
+        self._leaf, me = torch.tensor([1.0, 0.0], dtype=dtype, device=device, requires_grad=True), weakref.ref(self)
+
+        def count(_: Tensor) -> None:
+            if torch.compiler.is_compiling() or (record := me()) is None:
+                return
+            if record._stepped is not None and record._stepped[0]() is None:
+                record.clear()
+            record._stepped, record.passes = None, record.passes + 1
+            record.guard.recorded()
+
+        self._leaf.register_hook(count)  # type: ignore[no-untyped-call]
+
+    def through(self, value: Tensor, shared: bool = False) -> Tensor:
+        """``value``, connected to the record if it depends on the parameters; ``shared``: if it may be another's."""
+        compiling, limit = torch.compiler.is_compiling(), None if shared else NODES
+        if not compiling and not self.hidden and not reaches(value, {id(p) for p in self._params()}, limit):
             return value
-        seen, origin = value * self._one.to(value), getattr(value, "origin", None)
+        (one, zero), origin = self._leaf.to(value).unbind(), getattr(value, "origin", None)
+        seen = value * one
         if isinstance(origin, Origin):
-            if (floors := origin.lower_bounds()) is not None:
+            if (bounds := origin.lower_bounds()) is not None:
                 with torch.no_grad(), without_autocast(value):
-                    floor = torch.dot(origin.coefficients, floors).to(value)
-                seen = seen + floor * self._zero.to(value)
+                    bound = torch.dot(origin.coefficients, bounds).to(value)
+                seen = seen + bound * zero
             seen.origin = origin  # type: ignore[attr-defined]
         if not compiling:
             self.guard.computed(value)
@@ -63,10 +81,9 @@ class Record:
         return seen
 
     def _listen(self, seen: Tensor, users: list[Any]) -> None:
-        """Let ``seen`` tell when a backward pass reaches it."""
         me, seen.users = weakref.ref(self), users  # type: ignore[attr-defined]
 
-        def reached(weight: Tensor) -> None:
+        def reached(weight: Tensor) -> None:  # when a backward pass comes to the value
             if (record := me()) is not None:
                 record._begin()
                 record._users.append(users)
@@ -75,43 +92,31 @@ class Record:
         seen.register_hook(reached)  # type: ignore[no-untyped-call]
 
     def _begin(self) -> None:
-        """A backward pass has reached a value, but not yet the leaves: drop the record of cleared gradients."""
+        """A backward pass has reached a value, but not yet the leaf: drop the record of cleared gradients."""
         first = next((p.grad for p in self._params() if p.grad is not None), None)
         stepped, version = self._stepped or (None, 0)
         if stepped is not None and (first is None or first is not stepped() or first._version != version):
             self.clear()
         elif first is None and not self.hidden:  # FSDP keeps the gradients of micro-batches to itself
-            self._one.grad = self._zero.grad = None
+            self._leaf.grad = None
         self._stepped = None
-
-    def _count(self) -> None:
-        """A leaf is about to get its gradient: for a compiled graph, the only sign of a backward pass."""
-        if self._stepped is not None and self._stepped[0]() is None:
-            self.clear()
-        self._stepped, self.passes = None, self.passes + 1
-        self.guard.recorded()
 
     def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
         """Differentiate ``total`` and record its value, whatever function of watched values it is."""
         if total.numel() != 1 or not total.requires_grad:
             raise ValueError(f"backward() got a tensor of shape {tuple(total.shape)}; expected one value and its graph")
-        exact = total.detach().reshape(()).to(self._one)
         self._begin()
-        before, self._one.grad, self._zero.grad = self.sums(), None, None
+        before, self._leaf.grad = self._leaf.grad, None
         total.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        value, floor = self.sums()
-        if value is not None and floor is not None:  # a bound of the total, too, unless that is less than the sum
-            floor = torch.where(exact >= value * (1 - 1e-5), floor, 0.0)
-        self._one.grad, self._zero.grad = (
-            new if old is None else old if new is None else old + new
-            for old, new in zip(before, (exact, floor), strict=True)
-        )
+        found = replaced(self._leaf.grad, total.detach().reshape(()).to(self._leaf))
+        self._leaf.grad = found if before is None else before + found
         self.passes += 1
         self.guard.declared()
 
-    def sums(self) -> tuple[Tensor | None, Tensor | None]:
-        """The value and the lower bound; None where nothing was recorded, or no loss declares a bound."""
-        return self._one.grad, self._zero.grad
+    @property
+    def sums(self) -> Tensor | None:
+        """The value and the lower bound (0 where no loss declares one), ``[2]``; None where nothing was recorded."""
+        return self._leaf.grad
 
     def require_unused(self, value: Tensor | None = None) -> None:
         """Raise if another optimizer has taken a step for a recorded value, or for ``value``, given with its graph."""
@@ -122,7 +127,7 @@ class Record:
     def spend(self, grads: Sequence[Tensor], value: Tensor | None = None) -> None:
         """A step has used the record, which stays valid while ``grads`` are kept; or only ``value``, with its graph."""
         if torch.compiler.is_compiling():
-            self._one.grad = self._zero.grad = None  # a compiled step is followed by fresh gradients
+            self._leaf.grad = None  # a compiled step is followed by fresh gradients
             return
         for used in self._users if value is None else [getattr(value, "users", [])]:
             used[:] = [weakref.ref(self)]
@@ -131,19 +136,15 @@ class Record:
 
     def clear(self) -> None:
         """Forget what was differentiated."""
-        self._one.grad = self._zero.grad = None
-        self._stepped, self._users, self.clears = None, [], self.clears + 1
+        self._leaf.grad, self._stepped, self._users, self.clears = None, None, [], self.clears + 1
         self.guard.clear()
-        if (p := next(iter(self._params()), None)) is not None and p.device != self._one.device:  # the model was moved
-            self._one, self._zero = self._leaves(self._one.detach().to(p.device))
+        if (p := next(iter(self._params()), None)) is not None and p.device != self._leaf.device:  # the model was moved
+            self._renew(self._leaf.dtype, p.device)
 
-    def _leaves(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        one, zero = (torch.full((), at, dtype=like.dtype, device=like.device, requires_grad=True) for at in (1.0, 0.0))
-        me = weakref.ref(self)
 
-        def count(_: Tensor) -> None:
-            if not torch.compiler.is_compiling() and (record := me()) is not None:
-                record._count()
-
-        one.register_hook(count)  # type: ignore[no-untyped-call]
-        return one, zero
+def replaced(known: Tensor | None, value: Tensor) -> Tensor:
+    """A record with another value. Its lower bound stays if that is the recorded one, or terms ≥ 0 were added."""
+    bound = torch.zeros_like(value)
+    if known is not None:
+        bound = torch.where(value >= known[0] * (1 - ROUNDING), known[1], bound)
+    return torch.stack([value, bound])

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for its parameters between steps, in its ``state``.
+"""What an optimizer keeps for its parameters between steps, in its ``state``; and saved states, checked and loaded.
 
 state[p]:           q (memory), z (the paper's velocity), average, moved (for lr="auto"), the metric's own (v, ...),
                     and t, the steps that p has taken: one tensor for all that have taken the same steps
@@ -8,7 +8,6 @@ param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,9 +15,14 @@ from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
 from proxsvm.geometry import Group, Kept
+from proxsvm.metrics.base import Metric
+from proxsvm.optimizer.averages import COUNT, STATISTICS
+from proxsvm.optimizer.groups import check_group
 from proxsvm.optimizer.ranks import local
 
 SHARED = {"skipped": 0, "h": 0.0, "max_distance": -1.0, "squares": 0.0}  # of the whole optimizer, at first
+KEPT = ("q", "z", "average", "weights", "moved", "start")  # what has the shape of a parameter; start: of version 0.2
+FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
 
 def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -41,13 +45,14 @@ class Store:
     ) -> None:
         self._state, self._owners, self._memory = state, owners, memory
         self.keys: list[Hashable] | None = None
-        counted = 0
-        for group in groups:
-            if group["metric"].state or group["average"] is not None:
-                counted += len(group["params"])
-                _count([(p, state[p]) for p in group["params"]])
+        counted = [p for g in groups if g["metric"].state or g["average"] is not None for p in g["params"]]
+        fresh: dict[Hashable, Tensor] = {}  # one count for all that start together
+        for p in counted:
+            if "t" not in state[p]:
+                kind = p.device, accumulator(p.dtype)
+                state[p]["t"] = fresh.setdefault(kind, torch.zeros((), dtype=kind[1], device=kind[0]))
         if counted:
-            if counted < len(state):
+            if len(counted) < len(state):
                 _part(state, owners)
             self.keys = [id(state[p].get("t")) if p in state else None for p in owners]
 
@@ -57,22 +62,21 @@ class Store:
         if not (metric.state or self._memory or group.momentum or auto or group.average is not None):
             return Kept([{}] * len(owners), None)
         states = [self._state[p] for p in owners]
-
-        def tensors(name: str) -> list[Tensor]:
-            return _tensors(name, owners, states)
-
-        if metric.state:
-            for p, own in zip(owners, states, strict=True):
-                if not any(name in own for name in metric.state):
-                    own.update(metric.start(p.detach()))
+        for p, own in zip(owners, states, strict=True):
+            if metric.state and not any(name in own for name in metric.state):
+                own.update(metric.start(p.detach()))
         sharded = metric.elementwise and any(local(p) is not p for p in owners)
+
+        def tensors(name: str, wanted: object) -> list[Tensor] | None:
+            return _tensors(name, owners, states) if wanted else None
+
         return Kept(
             [{name: local(own[name]) for name in metric.state} for own in states] if sharded else states,
             states[0].get("t"),
-            q=tensors("q") if self._memory else None,
-            z=tensors("z") if group.momentum else None,
-            mean=None if group.average is None else tensors("average"),
-            moved=tensors("moved") if auto else None,
+            q=tensors("q", self._memory),
+            z=tensors("z", group.momentum),
+            mean=tensors("average", group.average is not None),
+            moved=tensors("moved", auto),
         )
 
 
@@ -85,22 +89,9 @@ def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any
         elif name not in own:
             zeros = name in ("q", "z", "moved")
             own[name] = torch.zeros_like(p, dtype=dtype) if zeros else p.detach().to(dtype, copy=True)
-    if not {dtype}.issuperset(map(attrgetter("dtype"), (own[name] for own in states))):  # the model was converted
-        for own in states:
+        elif own[name].dtype != dtype:  # the model was converted
             own[name] = own[name].to(dtype)
     return [local(own[name]) for own in states]
-
-
-def _zero(like: Tensor) -> Tensor:
-    return torch.zeros((), dtype=accumulator(like.dtype), device=like.device)
-
-
-def _count(states: Sequence[tuple[Tensor, dict[str, Any]]]) -> None:
-    """Give every parameter that has none a count, one for all that start together."""
-    fresh: dict[Hashable, Tensor] = {}
-    for p, own in states:
-        if "t" not in own:
-            own["t"] = fresh.setdefault((p.device, accumulator(p.dtype)), _zero(p))
 
 
 def _part(state: Mapping[Tensor, dict[str, Any]], owners: Sequence[Tensor]) -> None:
@@ -122,8 +113,11 @@ def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:
     like = next((p for group in groups for p in group["params"]), torch.empty(()))
     for name, first in SHARED.items():
         dtype = torch.long if name == "skipped" else accumulator(like.dtype)
-        known = groups[0].get(name, first)
-        groups[0][name] = torch.as_tensor(known).to(like.device, dtype, copy=True).reshape(())
+        known = torch.as_tensor(groups[0].get(name, first))
+        groups[0][name] = known.to(like.device, dtype, copy=True).reshape(())
+
+
+# Saved states.
 
 
 def upgraded(state_dict: Any) -> Any:
@@ -136,6 +130,89 @@ def upgraded(state_dict: Any) -> Any:
     if known:
         renamed[0] |= {"max_distance": known["far"], "squares": known["squares"]}
     return {**state_dict, "param_groups": renamed}
+
+
+def check_state(
+    state_dict: Any,
+    groups: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Metric],
+    buffers: Mapping[str, Tensor],
+) -> None:
+    """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes.
+
+    Keys that are no parameters' are the user's own. ``buffers``: by their names in the state.
+    """
+    saved, states = (state_dict.get(k) if isinstance(state_dict, Mapping) else None for k in ("param_groups", "state"))
+    if not isinstance(saved, list) or not isinstance(states, Mapping) or not all(isinstance(g, Mapping) for g in saved):
+        given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
+        raise ValueError(f"got {given!r}; expected a state_dict: a dict 'state' and a list of dicts 'param_groups'")
+    for k, group in enumerate(saved):
+        missing, foreign = {"params", "lr", "momentum", "weight_decay"} - set(group), FOREIGN & set(group)
+        if missing or foreign:
+            raise ValueError(
+                f"group {k} of the state_dict lacks {sorted(missing)} and has {sorted(foreign)}: it is the state of "
+                "another optimizer. Start with a new ProxOptimizer, and choose its lr again"
+            )
+        try:
+            check_group({**group, "params": []}, {})
+        except TypeError as error:
+            raise ValueError(f"group {k} of the state_dict: {error}") from error
+        _check_tensors(f"group {k}", {name: x for name, x in group.items() if name in SHARED}, dict.fromkeys(SHARED))
+    theirs, mine = ([len(g["params"]) for g in found] for found in (saved, groups))
+    if theirs != mine:
+        raise ValueError(
+            f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
+            "optimizer as it was when the state was saved"
+        )
+    averaged, rows = any(group.get("averaged", False) for group in saved), zip(saved, groups, metrics, strict=True)
+    owners = {k: (p, m) for old, new, m in rows for k, p in zip(old["params"], new["params"], strict=True)}
+    for key, own in states.items():
+        if key in owners:
+            _check_own(key, own, *owners[key], averaged, buffers)
+        elif isinstance(key, int):
+            raise ValueError(f"the state_dict has a state for parameter {key}, which is in none of its groups")
+
+
+def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless ``own`` can be the state of the parameter ``p``: names, shapes, dtypes, finiteness."""
+    blank = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    learned, kept = metric.start(blank), {name: blank.to(state_dtype(name, p.dtype)) for name in KEPT}
+    expected = {**learned, **buffers, **kept, "t": None, COUNT: None}
+    names: set[Any] = set(own) if isinstance(own, Mapping) else {type(own)}
+    unknown = [name for name in names - set(expected) if not str(name).startswith(STATISTICS)]
+    if unknown or (names & set(KEPT) and learned and not names & set(learned)):
+        raise ValueError(
+            f"the state of parameter {key} has {sorted(map(str, names))}; expected {sorted(KEPT)} at most, and "
+            f"{list(learned)} of {metric}: it is the state of another optimizer, or was saved with another metric"
+        )
+    _check_tensors(f"parameter {key}", {name: own[name] for name in names & set(expected)}, expected, p.is_meta)
+    both = {"average", "weights"}
+    if names & both not in (set(), both if averaged else {"average"}):
+        raise ValueError(
+            f"the state of parameter {key} has {sorted(map(str, names))}, but its groups averaged={averaged}: expected "
+            "both 'average' and 'weights' where that is True, otherwise only the first. (With "
+            "torch.distributed.checkpoint, call proxsvm.follow() before you get the state to load into.)"
+        )
+
+
+def _check_tensors(where: str, given: Mapping[str, Any], expected: Mapping[str, Any], meta: bool = False) -> None:
+    """Raise ValueError unless each is like the expected tensor, or a tensor of one number (None), or a count (int)."""
+    for name, x in given.items():
+        like = expected[name]
+        if isinstance(like, int):
+            fine = isinstance(x, int) and x >= 0
+        else:
+            fine = isinstance(x, Tensor) and (meta or not x.is_meta)
+            fine = fine and (x.numel() == 1 if like is None else (x.shape, x.dtype) == (like.shape, like.dtype))
+        if not fine:
+            shown = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else repr(x)
+            wanted = f"a tensor {tuple(like.shape)}, {like.dtype}" if isinstance(like, Tensor) else "a number"
+            raise ValueError(
+                f"the state {name!r} of {where} is {shown}; expected {wanted}: it was saved with another model or in "
+                "another precision"
+            )
+        if isinstance(x, Tensor) and not x.is_meta and not local(x).isfinite().all():
+            raise ValueError(f"the state {name!r} of {where} contains NaN or infinite values: it is damaged")
 
 
 def keep_precision(

@@ -52,23 +52,20 @@ class _Watch:
             return records[0].through(value) if records and value.requires_grad else None
         for record in records:
             record.inside.depth = depth = max(0, getattr(record.inside, "depth", 1) - 1)
-            if not depth and value is not None:  # None after an exception
-                value = self._recorded(module, args, value, record)
+            if depth or value is None:  # None after an exception
+                continue
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: "
+                    "watch a module that returns its term's value alone, or call optimizer.backward(total)"
+                )
+            if value.requires_grad:
+                if record.hidden and len(records) > 1:
+                    raise RuntimeError(SHARED)
+                if any(isinstance(x, Tensor) and hasattr(x, "users") for x in args):
+                    raise RuntimeError(INSIDE)
+                value = record.through(value, shared=len(records) > 1)
         return value
-
-    def _recorded(self, module: nn.Module, args: Any, value: Any, record: Record) -> Tensor:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{type(module).__name__} is watched, and returned a {type(value).__name__}; expected a tensor: "
-                "watch a module that returns its term's value alone, or call optimizer.backward(total)"
-            )
-        if not value.requires_grad:
-            return value
-        if record.hidden and len(self.live()) > 1:
-            raise RuntimeError(SHARED)
-        if any(isinstance(x, Tensor) and hasattr(x, "users") for x in args):
-            raise RuntimeError(INSIDE)
-        return record.through(value)
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()
@@ -78,5 +75,5 @@ class _Watch:
 def criterion_of_several_optimizers_in_eager_mode(records: list[Record], value: Tensor) -> Tensor:
     """Which of several optimizers a value belongs to is in its graph, which a compiler does not have yet."""
     for record in records:
-        value = record.through(value)
+        value = record.through(value, shared=True)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor, nn
 
-from proxsvm import follow
+from proxsvm import checkpoint, follow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_follow import Interrupt
 
 BETA = 0.8
+FILES = ("averages.py", "follow.py", "state.py", "prox_optimizer.py")
 
 
 class Averaging(RuleBasedStateMachine):
@@ -148,6 +150,23 @@ class Averaging(RuleBasedStateMachine):
             act()
         if late:
             follow(self.model, self.optimizer)
+        self.weights, self.means, self.counts, self.begun = expected
+        self.begin_anew()
+        self.averaged = self.optimizer.averaged
+
+    @precondition(lambda self: self.saved and ("2.weight" in self.saved[2]) == ("2.weight" in self.means))
+    @rule(order=st.booleans(), at=st.integers(1, 700))
+    def load_a_file_and_be_interrupted(self, order: bool, at: int) -> None:
+        """All of it is loaded, or nothing."""
+        (model, optimizer), *expected = copy.deepcopy(self.saved)
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save(f"{folder}/last.pt", model=model, optimizer=optimizer)
+            try:
+                with Interrupt(at, FILES):
+                    checkpoint.load(f"{folder}/last.pt", **dict(sorted(parts.items(), reverse=order)))
+            except KeyboardInterrupt:
+                return
         self.weights, self.means, self.counts, self.begun = expected
         self.begin_anew()
         self.averaged = self.optimizer.averaged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import ConvexLoss, CrossEntropy, MultiClassHinge
-from proxsvm.metrics import Diagonal
+from proxsvm.metrics import Diagonal, Kronecker
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import K, mlp
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -110,7 +111,7 @@ def train_on_rank(rank: int, case: Case) -> dict[str, Any]:
             assert len(reductions) == 1, "one reduction a step"
         gammas.append(float(optimizer.last.gamma))
     counted()
-    kept = [{k: x.clone() for k, x in optimizer.state[p].items()} for p in model.parameters()]
+    kept = [copy.deepcopy(optimizer.state[p]) for p in model.parameters()]
     return {"weights": parameters_to_vector(model.parameters()).detach(), "gammas": gammas, "state": kept}
 
 
@@ -194,6 +195,7 @@ def faults(rank: int) -> dict[str, Any]:
     optimizer = ProxOptimizer(criterion, Careless(), model.parameters(), lr=0.5)
     found["careless"] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
 
+    found["bases"] = bases_that_differ(rank)
     halves = [dist.new_group([r]) for r in range(2)]  # a group of one: nothing to reduce
     torch.manual_seed(rank)
     model = mlp()
@@ -201,6 +203,25 @@ def faults(rank: int) -> dict[str, Any]:
     one_step(optimizer, criterion, model)
     found["own group"] = bool(optimizer.last.gamma > 0)
     return found
+
+
+def bases_that_differ(rank: int) -> Any:
+    """Steps where one rank's decompositions have other signs and another order, which are arbitrary."""
+    torch.manual_seed(0)
+    model, criterion = DistributedDataParallel(mlp()), MultiClassHinge(smooth=True)
+    options = {"memory": 0.9, "average": 0.9, "metric": Kronecker(every=2)}
+    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr="auto", **options)
+    eigh, qr = torch.linalg.eigh, torch.linalg.qr
+    if rank == 1:
+        torch.linalg.eigh = lambda x: (eigh(x)[0].flip(-1), -eigh(x)[1].flip(-1))
+        torch.linalg.qr = lambda x: (-qr(x)[0], -qr(x)[1])
+    for x, y in batches():
+        optimizer.zero_grad()
+        criterion(model(x[rank::2]), y[rank::2]).backward()
+        optimizer.step()
+    torch.linalg.eigh, torch.linalg.qr = eigh, qr
+    scalars = {name: x for name, x in optimizer.param_groups[0].items() if isinstance(x, Tensor)}
+    return [p.detach() for p in model.parameters()], [optimizer.state[p] for p in model.parameters()], scalars
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +258,12 @@ def test_what_cannot_be_right_is_refused_on_every_rank(ranks, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_nan_on_one_rank_skips_the_step_on_all(ranks, rank):
     assert ranks[rank]["faults"]["nan"] == (True, 1)
+
+
+def test_every_rank_has_the_bases_of_the_first(ranks):
+    first, second = (r["faults"]["bases"] for r in ranks)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert any("U" in own for own in first[1])
 
 
 def test_a_group_of_one_is_a_process_of_its_own(ranks):

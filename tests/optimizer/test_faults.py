@@ -19,14 +19,19 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import checkpoint
 from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.metrics import Kronecker
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K, mlp
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_follow import Interrupt
 from tests.optimizer.test_optimizer import batches, optimizer_for, train
 from tests.parallel import run_on_ranks
 
 # Gradients are poisoned by hand here, which the optimizer notices.
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
+
+
+OWN = tuple(f"optimizer/{name}.py" for name in ("prox_optimizer", "state", "groups", "record", "guard", "averages"))
 
 
 def trained(model=None, steps=3):
@@ -88,20 +93,6 @@ def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
     assert checkpoint.load(path, model=model) == {"epoch": 3}
 
 
-def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
-    model, optimizer = trained()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    checkpoint.save(tmp_path / "c.pt", model=model, optimizer=optimizer, scheduler=scheduler, epoch=7)
-    train(optimizer, model, batches(8)[3:])
-    other = mlp()
-    resumed = optimizer_for(other, lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(resumed, 1, 0.1)
-    rest = checkpoint.load(tmp_path / "c.pt", model=other, optimizer=resumed, scheduler=schedule)
-    assert rest == {"epoch": 7}
-    train(resumed, other, batches(8)[3:])
-    assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(other.parameters()))
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -118,11 +109,46 @@ def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
     dtype = next(model.parameters()).dtype
     train(optimizer, model, [(x.to(dtype), y) for x, y in batches(1)])
     before = snapshot(model, optimizer)
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="does not fit"):
         checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
     with pytest.raises(ValueError, match="state"):
         checkpoint.load(tmp_path / "c.pt", optimizer=optimizer)
     assert same(before, snapshot(model, optimizer))
+
+
+# Ctrl-C inside a step.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": "auto", "memory": 0.9, "metric": Kronecker(), "average": 0.9}, {"momentum": 0.9, "fused": False}],
+    ids=["nothing set", "paper"],
+)
+def test_a_step_that_is_interrupted_anywhere_is_complete_or_has_not_begun(options):
+    """At every third line of the optimizer's own code; afterwards training goes on."""
+    k, finished, seen, data = 1, False, set(), batches(5)
+    while not finished:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optimizer_for(model, **options)
+        train(optimizer, model, data[:2])
+        before, (other, twin) = parameters_to_vector(model.parameters()), copy.deepcopy((model, optimizer))
+        train(twin, other, data[2:3])
+        optimizer.zero_grad()
+        optimizer.loss(model(data[2][0]), data[2][1]).backward()
+        try:
+            with Interrupt(k, OWN):
+                optimizer.step()
+                finished = True
+        except KeyboardInterrupt:
+            pass
+        after = parameters_to_vector(model.parameters())
+        seen.add(moved := not torch.equal(before, after))
+        assert not moved or torch.equal(after, parameters_to_vector(other.parameters())), k
+        train(optimizer, model, data[3:])
+        assert parameters_to_vector(model.parameters()).isfinite().all()
+        k += 3
+    assert seen == {False, True}
 
 
 # A rank that dies.

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import Coupled, K
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -131,10 +131,9 @@ def work(rank: int, folder: str) -> dict[str, Any]:
     alone = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), process_group=None)
     criterion(model(x), y).backward()
     results["no group"] = message(RuntimeError, alone.step)
-    criterion, model = MultiClassHinge(), sharded(network(), mesh)
-    coupled = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), metric=Coupled())
-    criterion(model(x), y).backward()
-    results["coupled"] = message(RuntimeError, coupled.step)
+    for metric in (Kronecker(), Coupled()):
+        options = {"params": sharded(network(), mesh).parameters(), "metric": metric}
+        results[repr(metric)] = message(TypeError, lambda o=options: ProxOptimizer(criterion, SingleStepFW(), **o))
     return results
 
 
@@ -189,7 +188,9 @@ def test_what_shards_cannot_do_is_refused(ranks):
     for rank in ranks:
         assert "Several steps need whole parameters" in rank["multi"]
         assert "process_group" in rank["no group"]
-        assert "Coupled() needs whole parameters" in rank["coupled"]
+        for metric in (Kronecker(), Coupled()):
+            assert f"{metric} needs whole parameters" in rank[repr(metric)]
+            assert "metric=Diagonal()" in rank[repr(metric)]
 
 
 @pytest.mark.parametrize("name", LEARNT)

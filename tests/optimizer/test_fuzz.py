@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 
 import torch
 from hypothesis import settings
@@ -12,9 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor, nn
 
 from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Diagonal
+from proxsvm.metrics import Diagonal, Kronecker, Metric
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_faults import OWN
+from tests.optimizer.test_follow import Interrupt
 
 BAD = st.sampled_from([float("nan"), float("inf"), -float("inf")])
 STALE = (
@@ -41,11 +44,11 @@ class Training(RuleBasedStateMachine):
 
     @initialize(
         fused=st.sampled_from([None, False]),
-        metric=st.sampled_from([None, Diagonal()]),
+        metric=st.sampled_from([None, Diagonal(), Kronecker(every=2)]),
         average=st.sampled_from([None, 0.9]),
         past=st.sampled_from([{"momentum": 0.5}, {"memory": 0.9}, {}]),
     )
-    def begin(self, fused: bool | None, metric: Diagonal | None, average: float | None, past: dict[str, float]) -> None:
+    def begin(self, fused: bool | None, metric: Metric | None, average: float | None, past: dict[str, float]) -> None:
         torch.manual_seed(0)
         self.body, self.head = nn.Linear(3, 4).double(), nn.Linear(4, 3).double()
         self.model = nn.Sequential(self.body, nn.ReLU(), self.head)
@@ -60,7 +63,7 @@ class Training(RuleBasedStateMachine):
         self.changed = False  # whether a parameter has another shape or dtype than what is kept for it
 
     def snapshot(self) -> list[Tensor]:
-        kept = (x for own in self.optimizer.state.values() for x in own.values())
+        kept = (x for own in self.optimizer.state.values() for x in own.values() if isinstance(x, Tensor))
         return [x.detach().clone() for x in (*self.model.parameters(), *kept)]
 
     def assert_unchanged(self, before: list[Tensor]) -> None:
@@ -140,6 +143,23 @@ class Training(RuleBasedStateMachine):
             documented(error, *[""] if self.changed else ["has no loss value"])
             assert self.changed or not self.differentiated
             self.assert_unchanged(before)
+
+    @precondition(lambda self: not self.changed)
+    @rule(seed=st.integers(0, 9), at=st.integers(1, 600))
+    def step_and_be_interrupted(self, seed: int, at: int) -> None:
+        """Anywhere in the optimizer's own code: the weights are as before, or the step is complete."""
+        before = [p.detach().clone() for p in self.model.parameters()]
+        model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        x, y = self.batch(seed)
+        optimizer.step(lambda: optimizer.loss(model(x), y))
+        self.zero_grad(True)
+        self.value(seed).backward()
+        with suppress(KeyboardInterrupt), Interrupt(at, OWN):
+            self.optimizer.step()
+        after = list(self.model.parameters())
+        if not all(torch.equal(p, q) for p, q in zip(before, after, strict=True)):
+            torch.testing.assert_close(after, list(model.parameters()), rtol=1e-9, atol=1e-12)
+        self.zero_grad(True)
 
     @rule(seed=st.integers(0, 9), several=st.booleans(), bad=st.none() | BAD)
     def step_with_a_closure(self, seed: int, several: bool, bad: float | None) -> None:

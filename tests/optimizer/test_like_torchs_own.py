@@ -1,18 +1,17 @@
 """What torch and other libraries test of every optimizer, in our own words.
 
-After the patterns of torch's test_optim.py and common_optimizers.py (groups, hooks, layouts, forloop against foreach),
-and of the suites of third-party optimizers (Beale, Rosenbrock, convergence).
+After the patterns of torch's test_optim.py and common_optimizers.py (groups, hooks, layouts, forloop against foreach).
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Euclidean
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 K = 4
@@ -30,52 +29,6 @@ def train(model, params, steps, **options):
     return optimizer
 
 
-# Convergence. A residual form f = Σ_j |r_j(w)| of each test function: non-negative and piecewise linear in r.
-
-
-def rosenbrock(w: Tensor) -> Tensor:
-    """r = (1 − x, 3 (y − x²)), zero at (1, 1): a curved valley."""
-    return torch.stack([1 - w[0], 3 * (w[1] - w[0] ** 2)])
-
-
-def beale(w: Tensor) -> Tensor:
-    """r_k = c_k − x (1 − y^k), zero at (3, 0.5)."""
-    return torch.stack([c - w[0] * (1 - w[1] ** k) for k, c in ((1, 1.5), (2, 2.25), (3, 2.625))])
-
-
-def quadratic(w: Tensor) -> Tensor:
-    """r = A w − b of an A of condition 10, zero at (1, −2)."""
-    return torch.tensor([[3.0, 0.0], [0.0, 0.3]]) @ w - torch.tensor([3.0, -0.6])
-
-
-FUNCTIONS = [
-    (rosenbrock, [-1.5, 2.0], [1.0, 1.0]),
-    (beale, [1.5, 1.5], [3.0, 0.5]),
-    (quadratic, [5.0, 5.0], [1.0, -2.0]),
-]
-
-
-@pytest.mark.parametrize(("residual", "start", "optimum"), FUNCTIONS, ids=["rosenbrock", "beale", "quadratic"])
-@pytest.mark.parametrize(
-    ("solver", "eta", "steps"),
-    [(SingleStepFW(), 1e3, 1000), (MultiStepFW(20, tol=1e-3), 1.0, 300)],
-    ids=["one", "many"],
-)
-def test_it_finds_the_optimum_of_the_usual_functions(residual, start, optimum, solver, eta, steps):
-    w = nn.Parameter(torch.tensor(start))
-    options = {"metric": Euclidean(), "momentum": 0.0}
-    optimizer = ProxOptimizer(L1Regression(), solver, [w], lr=eta, **options)
-    target = torch.zeros(1, len(residual(w)))
-    best = float("inf")
-    for _ in range(steps):
-        value = optimizer.step(lambda: optimizer.loss(residual(w)[None], target))
-        best = min(best, float(value.detach()))
-        if best < 0.05:
-            break
-    assert best < 0.06
-    assert (w.detach() - torch.tensor(optimum)).norm() < 1.0
-
-
 def test_duplicated_and_empty_parameters_are_refused():
     p = nn.Parameter(torch.zeros(2))
     for params, error, match in (
@@ -91,7 +44,7 @@ def test_duplicated_and_empty_parameters_are_refused():
 
 def test_every_hook_of_the_base_class_runs():
     model, calls = nn.Linear(5, K), []
-    optimizer = train(model, model.parameters(), 1, lr=0.1)
+    optimizer = train(model, model.named_parameters(), 1, lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: calls.append("step-pre"))
     optimizer.register_step_post_hook(lambda *_: calls.append("step-post"))
     optimizer.register_state_dict_pre_hook(lambda *_: calls.append("save-pre"))

@@ -78,20 +78,6 @@ def test_with_gamma_one_it_is_nesterov_sgd(weight_decay):
     )
 
 
-def test_without_decay_and_momentum_it_is_the_polyak_step():
-    model, eta = mlp(), 2.0
-    optimizer = optimizer_for(model, lr=eta)
-    for x, y in batches(50):
-        before = parameters_to_vector(model.parameters()).detach().clone()
-        optimizer.zero_grad()
-        value = optimizer.loss(model(x), y)
-        value.backward()
-        g = parameters_to_vector([p.grad for p in model.parameters()])
-        optimizer.step()
-        expected = before - min(eta, float(value.detach() / (g @ g))) * g
-        torch.testing.assert_close(parameters_to_vector(model.parameters()), expected, atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(5, tol=0.0), ExactQP()], ids=repr)
 def test_a_step_with_groups_is_the_problems_displacement(solver):
     case = setting(LOSSES[0], MODELS[1])
@@ -312,15 +298,6 @@ def test_groups_frozen_and_unused_parameters_and_a_late_group():
     optimizer.add_param_group({"params": [head.bias]})
     train(optimizer, model, batches(1))
     assert not torch.equal(before[-1], head.bias)
-
-
-def test_hooks_run_and_named_parameters_are_accepted():
-    model, calls = mlp(), []
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.named_parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *args: calls.append("pre"))
-    optimizer.register_step_post_hook(lambda *args: calls.append("post"))
-    train(optimizer, model, batches(1))
-    assert calls == ["pre", "post"]
 
 
 def test_last_reports_the_step():

@@ -212,3 +212,15 @@ def test_clipping_in_the_dual_limits_gamma_to_c():
         assert clipped.last.dual <= free.last.dual + 1e-6
         limited += c < free.last.gamma
     assert limited
+
+
+@pytest.mark.parametrize("start", [1.0, 1e-3])
+def test_automatic_eta_leaves_the_start_in_bfloat16(start):
+    """With a first distance of 1e-3 the first steps are below the last bit; η grows with the sum of the steps."""
+    w = nn.Parameter(torch.full((4,), start, dtype=torch.bfloat16))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], lr="auto")
+    begin = w.detach().clone()
+    for _ in range(100):
+        w.grad = torch.ones_like(w)
+        optimizer.step(loss=1e6)
+    assert (w < begin).all()

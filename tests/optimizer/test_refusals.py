@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
+from proxsvm import ProxOptimizer as RealOptimizer
+from proxsvm import losses
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
@@ -187,6 +191,67 @@ def test_options_of_the_whole_optimizer_that_are_nonsense(options, message):
     options = {"solver": SingleStepFW(), "momentum": 0.9, **options}
     with pytest.raises((ValueError, TypeError), match=message):
         ProxOptimizer(MultiClassHinge(), params=mlp().parameters(), **options)
+
+
+LINE = r"write ProxOptimizer\({}, SingleStepFW\(\), model\.parameters\(\)\)"
+TWINS = {
+    nn.CrossEntropyLoss: "CrossEntropy()",
+    nn.NLLLoss: "CrossEntropy()",
+    nn.BCEWithLogitsLoss: "BinaryCrossEntropy()",
+    nn.BCELoss: "BinaryCrossEntropy()",
+    nn.MSELoss: "SquaredError()",
+    nn.L1Loss: "L1Regression()",
+    nn.HuberLoss: "Huber()",
+    nn.SmoothL1Loss: "Huber()",
+    nn.MultiMarginLoss: "MultiClassHinge()",
+}
+
+
+@pytest.mark.parametrize("theirs", TWINS, ids=lambda loss: loss.__name__)
+def test_a_loss_of_torch_names_its_twin(theirs):
+    twin = TWINS[theirs]
+    assert isinstance(getattr(losses, twin[:-2])(), losses.ConvexLoss)
+    with pytest.raises(TypeError, match=rf"proxsvm\.losses\.{re.escape(twin)}: {LINE.format(re.escape(twin))}"):
+        ProxOptimizer(theirs(), SingleStepFW(), mlp().parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (lambda params: (params,), "loss is a generator"),
+        (lambda params: (list(params),), "loss is a list"),
+        (lambda params: (MultiClassHinge(), params), "solver is a generator"),
+        (lambda params: (MultiClassHinge(),), "solver is a NoneType"),
+        (lambda params: (MultiClassHinge(), SingleStepFW, params), r"a class: add \(\)"),
+    ],
+)
+def test_the_first_line_that_everyone_writes_shows_the_right_one(arguments, given):
+    """As for torch's own optimizers; without a solver; with its class."""
+    with pytest.raises(TypeError, match=f"{given}.*{LINE.format('.*')}"):
+        RealOptimizer(*arguments(mlp().parameters()), lr=1e-3)
+
+
+ABSOLUTE = {
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=10),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, cycle_momentum=False),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name):
+    model = mlp()
+    optimizer = fresh(model, lr="auto", momentum=0.0)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 10)  # which multiplies
+    take_step(model, optimizer)
+    schedule.step()
+    take_step(model, optimizer)
+    optimizer = fresh(model, lr="auto", momentum=0.0)
+    ABSOLUTE[name](optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="use one that multiplies"):
+        take_step(model, optimizer)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
 # States.
