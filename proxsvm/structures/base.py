@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
+from proxsvm._scores import FORBIDDEN, Scores, as_column, detached, inner, like, parts, widened
 
 Reduce: TypeAlias = "Callable[[Tensor, int], Tensor]"
 
@@ -74,8 +74,13 @@ class Structure:
         raise NotImplementedError(f"{type(self).__name__} must define features(target, scores)")
 
     def total(self, scores: Any, target: Any, reduce: Reduce) -> Tensor:
-        """⊕ over all labellings of ⟨φ(ȳ), u⟩, ``[n]``, with + as ⊗: the recursion, in operations of autograd."""
-        raise NotImplementedError(f"{type(self).__name__} must define total(scores, target, reduce)")
+        """⊕ over all labellings of ⟨φ(ȳ), u⟩, ``[n]``, with + as ⊗: the recursion, in operations of autograd.
+
+        A structure that defines :meth:`best` instead has the score of that labelling, and no sum over all of them.
+        """
+        if type(self).best is Structure.best:
+            raise NotImplementedError(f"{type(self).__name__} must define total(scores, target, reduce)")
+        return inner(self.best(detached(scores), target), scores)
 
     def cost(self, target: Any, scores: Any, table: Tensor | None = None) -> Any:
         """Δ as what each part costs, in the structure of the scores, None for a tensor of zeros:
@@ -136,13 +141,7 @@ class Structure:
 
     def moved(self, scores: Any, toward: Any, step: Tensor) -> Any:
         """scores + step · toward, with one step per sample, ``[n]``."""
-        return like(
-            scores,
-            tuple(
-                u + step.reshape(-1, *[1] * (u.dim() - 1)) * d
-                for u, d in zip(parts(scores), parts(toward), strict=True)
-            ),
-        )
+        return add(scores, toward, step)
 
     def decode(self, scores: Any, target: Any) -> Any:
         """The best labelling of prepared scores, in the form in which users get it."""
@@ -160,9 +159,10 @@ class Structure:
         return self.prepare(name, scores, target)
 
 
-def add(a: Any, b: Any) -> Any:
-    """a + b, tensor by tensor; None in b is 0."""
-    return like(a, tuple(x if y is None else x + y for x, y in zip(parts(a), parts(b), strict=True)))
+def add(a: Any, b: Any, scale: Any = 1) -> Any:
+    """a + scale · b, tensor by tensor; None in b is 0. A scale ``[n]`` has one number per sample."""
+    each = (lambda x: scale) if not isinstance(scale, Tensor) else (lambda x: as_column(scale, x))
+    return like(a, tuple(x if y is None else x + each(x) * y for x, y in zip(parts(a), parts(b), strict=True)))
 
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:

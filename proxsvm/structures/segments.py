@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from proxsvm._scores import require
-from proxsvm.structures._parts import PartStructure, at, check_integers, check_parts, check_sizes, one_hot
+from proxsvm._scores import integer_target, one_hot, require
+from proxsvm.structures._parts import PartStructure, at, before, check_parts, check_sizes
 from proxsvm.structures.base import Reduce
 
 
@@ -51,9 +52,9 @@ class Segments(PartStructure):
         u = torch.where((position[:, None] + length < sizes[:, None, None])[..., None], u, 0.0)
         if target is None:
             return u, Segmentation(torch.zeros_like(u), sizes, torch.zeros_like(u[:, :, 0, 0], dtype=torch.long))
-        real = position < sizes[:, None]
-        labels = torch.where(real, check_integers(name, "labels", target[0], (B, T)), 0)
-        ends = check_integers(name, "ends", target[1], (B, T)).bool() & real
+        real = before(T, sizes)
+        labels = torch.where(real, integer_target(name, target[0], (B, T), "labels"), 0)
+        ends = integer_target(name, target[1], (B, T), "ends").bool() & real
         begins = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1) & real
         start = torch.where(begins, position, 0).cummax(1).values
         for ok, message in (
@@ -69,16 +70,15 @@ class Segments(PartStructure):
 
     def _from_lists(self, name: str, target: list[Any], B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """(start, end, label) as labels, ends and lengths."""
-        labels, ends = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)
         if len(target) != B:
             raise ValueError(f"{name} got {len(target)} lists of segments; expected one per sample, {B}")
+        labels, ends, lengths = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long), [0] * B
         for i, segments in enumerate(target):
-            expected = 0
             for start, end, label in segments:
-                if start != expected or not start < end <= T:
-                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {expected} on")
-                labels[i, start:end], ends[i, end - 1], expected = label, 1, end
-        return labels, ends, torch.tensor([segments[-1][1] if segments else 0 for segments in target])
+                if start != lengths[i] or not start < end <= T:
+                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {lengths[i]} on")
+                labels[i, start:end], ends[i, end - 1], lengths[i] = label, 1, end
+        return labels, ends, torch.tensor(lengths)
 
     def total(self, scores: Tensor, target: Segmentation, reduce: Reduce) -> Tensor:
         """α_e = ⊕ over the last segment of α_start + its score."""
@@ -95,7 +95,7 @@ class Segments(PartStructure):
         """How many positions of a segment have another label in y, or the sum of their costs."""
         _, T, L, K = scores.shape
         each = 1 - one_hot(scores, target.labels, K) if table is None else table.to(scores).T[target.labels]
-        sums = torch.nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))  # up to each position
+        sums = F.pad(each.cumsum(1), (0, 0, 1, 0))  # up to each position
         first = torch.arange(T, device=scores.device)
         return torch.stack([sums[:, (first + n + 1).clamp(max=T)] - sums[:, first] for n in range(L)], 2)
 

@@ -147,7 +147,7 @@ BAD = {
     "a line": ((U[:, :1], R[:, :1], D[:, :0]), Y[:, :1], "ChainHinge"),
     "a label of 2": ((U, R, D), Y + 2, "not 0 or 1"),
     "labels of another shape": ((U, R, D), Y[:, :2], "labels of shape"),
-    "float labels": ((U, R, D), Y.double(), "not an integer tensor"),
+    "float labels": ((U, R, D), Y.double(), "neither integer nor bool"),
     "a mask that does not match": ((U, R, D), (Y, torch.ones(2, 3, 3, dtype=torch.bool)), "mask of"),
     "an empty mask": ((U, R, D), (Y, torch.zeros_like(Y, dtype=torch.bool)), "without any pixel"),
 }

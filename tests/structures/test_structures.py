@@ -263,7 +263,7 @@ BAD = {
     "no arc labels": (SpanningTree(), (2, 4, 4, 2), HEADS, "not \\(heads, labels"),
     "an arc label outside": (SpanningTree(), (2, 4, 4, 2), (HEADS, HEADS + 2), "label outside"),
     "heads of another shape": (SpanningTree(), (2, 4, 4), HEADS[:, :2], "heads of shape"),
-    "float heads": (SpanningTree(), (2, 4, 4), HEADS.double(), "integer tensor"),
+    "float heads": (SpanningTree(), (2, 4, 4), HEADS.double(), "neither integer nor bool"),
     "no target": (SpanningTree(), (2, 4, 4), None, "got no target"),
     "scores of another form": (SpanningTree(), (2, 4), HEADS, "expected \\[B, T \\+ 1, T \\+ 1\\]"),
     "an open segment": (Segments(), (1, 3, 2, 2), (ENDS * 0, ENDS * 0), "no segment ends"),
