@@ -14,9 +14,7 @@ from torch import Tensor
 
 from proxsvm import ProxProblem
 from proxsvm.losses import GridHinge
-from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.structures import maxflow_cut, scipy_cut
-from proxsvm.verification import verify
 
 CUTS = [scipy_cut]
 if importlib.util.find_spec("maxflow"):
@@ -118,14 +116,6 @@ def grid_problem(loss: GridHinge, lr: float) -> ProxProblem:
     w, strength = torch.randn(4, requires_grad=True), torch.ones(2, requires_grad=True)
     x, labels = torch.randn(2, 3, 3, 4), torch.randint(2, (2, 3, 3))
     return ProxProblem.from_scores(loss, (x @ w, strength[0], strength[1]), labels, [w, strength], lr=lr)
-
-
-def test_the_exact_qp_by_cuts():
-    problem = grid_problem(GridHinge(), 0.01)
-    best = ExactQP().solve(problem)
-    assert problem.gap(best) == pytest.approx(0, abs=1e-5)
-    assert verify(problem, SingleStepFW()).ok
-    assert verify(problem, MultiStepFW(200, tol=1e-4)).ok
 
 
 def test_an_approximate_oracle_still_ascends():
