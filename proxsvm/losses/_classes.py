@@ -57,9 +57,11 @@ class ClassLoss(ConvexLoss):
         if tensor_target(name, target).is_floating_point():
             return scores, self.soft(target.to(scores.dtype), grid, K)
         y = integer_target(name, target, grid).reshape(-1)
-        ok = (y >= 0) & (y < K) | (y == self.ignore_index)
-        ignored = f"(ignore_index is {self.ignore_index})"
-        require(ok, f"{name} got a class index outside [0, {K}), the K of the scores {ignored}")
+        low, high = (known(x) for x in y.aminmax())
+        if low is None or low < 0 or high >= K:
+            ok = (y >= 0) & (y < K) | (y == self.ignore_index)
+            ignored = f"(ignore_index is {self.ignore_index})"
+            require(ok, f"{name} got a class index outside [0, {K}), the K of the scores {ignored}")
         return scores, y
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:

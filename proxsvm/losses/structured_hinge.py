@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import Scores, as_column, inner, like, parts
+from proxsvm._scores import Scores, as_column, detached, inner, like, parts
 from proxsvm.losses._classes import as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Hull, Listed, MarginalHull, paid
@@ -106,7 +106,8 @@ class StructuredHinge(PiecewiseLinearLoss):
         if not self.smooth:
             return hinge, None
         likelihood = structure.excess(scores, target, log_sum_exp)  # its gradient is s = μ − φ(y)
-        soft = structure.expected(scores, target, cost)
+        expanded = detached(self.expand(scores, target))
+        soft = self.smoothed(expanded, target).value_at(expanded)
         each = torch.where(soft > 0, soft + (likelihood - likelihood.detach()), hinge)
         return torch.where(hinge.isfinite(), each, hinge), None
 

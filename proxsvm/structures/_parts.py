@@ -15,10 +15,14 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class Parts(NamedTuple):
-    """φ(y), shaped like the scores and 0 on padding, and the sizes of the samples, ``[B]`` or ``[B, 2]``."""
+    """φ(y), shaped like the scores and 0 on padding, and the sizes of the samples, ``[B]`` or ``[B, 2]``.
+
+    ``labels``: y itself, where Δ needs it.
+    """
 
     phi: Tensor
     sizes: Tensor
+    labels: Tensor | None = None
 
 
 class PartStructure(Structure):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._scores import FORBIDDEN, Scores, as_column, detached, inner, like, parts, widened
+from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
 
 Reduce: TypeAlias = "Callable[[Tensor, int], Tensor]"
 
@@ -128,21 +128,6 @@ class Structure:
         truth = inner(self.features(target, scores), scores)
         return scores, torch.where(truth <= FORBIDDEN / 2, -torch.inf, truth)
 
-    def expected(self, scores: Any, target: Any, cost: Any) -> Tensor:
-        """The mean of score(ȳ) + Δ(ȳ, y) − score(y) under p(ȳ) ∝ exp score(ȳ), ``[n]``, without the marginals.
-
-        It is a directional derivative of log Z: d/dε at 0 of log Z(u + ε (u + cost)), for one ε per sample.
-        """
-        at, _ = self.relative(detached(scores), target)
-        toward, truth = self.relative(add(detached(scores), cost), target)
-        zero = parts(at)[0].new_zeros(len(parts(at)[0]))
-        mean: Tensor = gradient(lambda e: self.total(self.moved(at, toward, e), target, log_sum_exp), zero)
-        return mean - truth
-
-    def moved(self, scores: Any, toward: Any, step: Tensor) -> Any:
-        """scores + step · toward, with one step per sample, ``[n]``."""
-        return add(scores, toward, step)
-
     def decode(self, scores: Any, target: Any) -> Any:
         """The best labelling of prepared scores, in the form in which users get it."""
         return self.labels(self.best(self.expand(scores, target), target), target)
@@ -159,10 +144,9 @@ class Structure:
         return self.prepare(name, scores, target)
 
 
-def add(a: Any, b: Any, scale: Any = 1) -> Any:
-    """a + scale · b, tensor by tensor; None in b is 0. A scale ``[n]`` has one number per sample."""
-    each = (lambda x: scale) if not isinstance(scale, Tensor) else (lambda x: as_column(scale, x))
-    return like(a, tuple(x if y is None else x + each(x) * y for x, y in zip(parts(a), parts(b), strict=True)))
+def add(a: Any, b: Any, scale: float = 1) -> Any:
+    """a + scale · b, tensor by tensor; None in b is 0."""
+    return like(a, tuple(x if y is None else x + scale * y for x, y in zip(parts(a), parts(b), strict=True)))
 
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:

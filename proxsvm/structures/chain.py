@@ -41,10 +41,7 @@ class Chain(Forest):
         """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
         if target is not None:
             target, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
-        unary, pairwise, ends = check_scores(name, scores)
-        if len(ends) > 2:
-            expected = "(unary, pairwise) or (unary, pairwise, start, end)"
-            raise ValueError(f"{name} got {len(ends) + 2} scores; expected {expected}")
+        unary, pairwise, *ends = check_scores(name, scores, "(unary, pairwise, start, end)")
         B, T, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (B, T - 1, K, K))
         y, nodes, full, holes = check_nodes(name, target, lengths, unary, self.ignore_index)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._extras import load
-from proxsvm._scores import FORBIDDEN, as_column, integer_target, known, require, widened
+from proxsvm._scores import FORBIDDEN, integer_target, known, require, widened
 from proxsvm.structures._parts import check_sizes
 from proxsvm.structures.base import Structure, gradient, maximum
 
@@ -103,12 +103,6 @@ class Forest(Structure):
         forbidden = ((at_node <= FORBIDDEN / 2) | (at_edge <= FORBIDDEN / 2)).flatten(1).any(1)
         return (unary - at_node - at_edge, pairwise), torch.where(forbidden, -torch.inf, at_node.new_zeros(()))
 
-    def moved(self, scores: Any, toward: Any, step: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every structure; pairwise scores that samples share become ``[B, K, K]``."""
-        (unary, pairwise), (d, e) = scores, toward
-        each = step[:, None, None] if pairwise.dim() == 2 else as_column(step, pairwise)
-        return unary + step[:, None, None] * d, pairwise + each * e
-
     def decode(self, scores: Any, target: Labelling) -> Tensor:
         """From the gradient in the unary scores alone."""
         unary, pairwise = scores
@@ -125,8 +119,8 @@ class Forest(Structure):
         return FlowPolytope(target, tuple(u > FORBIDDEN / 2 for u in self.expand(scores, target)))
 
 
-def check_scores(name: str, scores: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The unary scores ``[B, V, K]``, the pairwise ones in the same dtype, and any other input.
+def check_scores(name: str, scores: Any, form: str) -> tuple[Any, ...]:
+    """Scores as ``form`` lists them at most: unary ``[B, V, K]``, pairwise in the same dtype, and the others as given.
 
     −inf becomes :data:`FORBIDDEN`, which no gradient reaches; NaN and +inf stay, and make the loss NaN or infinite.
     """
@@ -134,12 +128,14 @@ def check_scores(name: str, scores: Any) -> tuple[Tensor, Tensor, tuple[Any, ...
         raise TypeError(
             f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, pairwise) of tensors"
         )
+    if len(scores) > form.count(",") + 1:
+        raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
     unary, pairwise, *more = scores
     if not isinstance(unary, Tensor) or unary.dim() != 3 or unary.numel() == 0:
         given = tuple(unary.shape) if isinstance(unary, Tensor) else type(unary).__name__
         raise ValueError(f"{name} got unary scores of {given}; expected [B, T, K]: samples, positions, labels")
     unary = widened(unary)
-    return unary.clamp(min=FORBIDDEN), pairwise.to(unary.dtype).clamp(min=FORBIDDEN), tuple(more)
+    return unary.clamp(min=FORBIDDEN), pairwise.to(unary.dtype).clamp(min=FORBIDDEN), *more
 
 
 def check_pairwise(name: str, pairwise: Tensor, *shapes: tuple[int, ...]) -> None:

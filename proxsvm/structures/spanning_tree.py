@@ -37,8 +37,7 @@ class SpanningTree(Dependencies):
         laplacian = torch.diag_embed(arc.sum(1) + ~word) - arc
         laplacian = torch.cat([weight[:, :1], laplacian[:, 1:]], 1)
         sign, log_det = torch.linalg.slogdet(laplacian)
-        total: Tensor = torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN)
-        return total.to(scores.dtype)
+        return torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN).to(scores.dtype)
 
     def best(self, scores: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
@@ -47,9 +46,8 @@ class SpanningTree(Dependencies):
         heads = torch.zeros(u.shape[0], u.shape[1] - 1, dtype=torch.long)
         for b, n in enumerate(sizes):
             heads[b, :n] = torch.from_numpy(best_heads(arrays[b, : n + 1, : n + 1]))
-        heads = heads.to(u.device)
         word = before(heads.shape[1], target.sizes)
-        phi = F.pad(one_hot(u, heads, u.shape[1]).transpose(1, 2) * word[:, None], (1, 0))
+        phi = F.pad(one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2) * word[:, None], (1, 0))
         return phi if scores.dim() == 3 else phi[..., None] * one_hot(u, scores.argmax(3), scores.shape[3])
 
 
@@ -74,9 +72,7 @@ def _arborescence(s: Array) -> Array:
     cycle = _cycle(heads)
     if cycle is None:
         return np.asarray(heads)
-    inside = np.zeros(len(s), dtype=bool)
-    inside[cycle] = True
-    outside = np.flatnonzero(~inside)
+    outside = np.setdiff1d(np.arange(len(s)), cycle)
     # The cycle is one node, last: an arc into it replaces the arc of its word, an arc out of it has the best tail.
     into = s[np.ix_(outside, cycle)] - s[heads[cycle], cycle]
     out = s[np.ix_(cycle, outside)]
@@ -94,14 +90,12 @@ def _arborescence(s: Array) -> Array:
 
 def _cycle(heads: Array) -> Array | None:
     """The nodes of a cycle of heads, or None."""
-    seen = np.zeros(len(heads), dtype=int)
-    for start in range(1, len(heads)):
-        v = start
-        while v > 0 and not seen[v]:
-            seen[v], v = start, heads[v]
-        if v > 0 and seen[v] == start:
-            cycle = [v]
-            while heads[cycle[-1]] != v:
-                cycle.append(heads[cycle[-1]])
-            return np.array(cycle)
-    return None
+    up = np.maximum(heads, 0)
+    for _ in range(len(heads).bit_length()):  # every pass doubles the number of arcs that are climbed
+        up = up[up]
+    if not up.any():
+        return None
+    cycle = [up.max()]  # climbed so far that it is on a cycle
+    while heads[cycle[-1]] != cycle[0]:
+        cycle.append(heads[cycle[-1]])
+    return np.array(cycle)

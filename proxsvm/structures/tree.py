@@ -41,10 +41,8 @@ class Tree(Forest):
             if not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
                 raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
             labels, parents, sizes = target if len(target) == 3 else (*target, None)
-        unary, pairwise, more = check_scores(name, scores)
+        unary, pairwise = check_scores(name, scores, "(unary, pairwise)")
         B, V, K = unary.shape
-        if more:
-            raise ValueError(f"{name} got {len(more) + 2} scores; expected (unary, pairwise)")
         check_pairwise(name, pairwise, (K, K), (V, K, K), (B, V, K, K))
         y, nodes, _, holes = check_nodes(name, labels, sizes, unary, self.ignore_index)
         order, parents = _by_depth(name, _check_parents(name, parents, nodes, holes), nodes)
@@ -103,6 +101,5 @@ def _by_depth(name: str, parents: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor
         above = torch.where(above >= 0, above.gather(1, up), -1)
     require(above < 0, _CYCLE.format(name))
     order = torch.where(nodes, depth, V + 1).argsort(dim=1, stable=True)
-    sorted_parents = parents.gather(1, order)
-    at = order.argsort(1).gather(1, sorted_parents.clamp(min=0))
-    return order, torch.where(sorted_parents >= 0, at, -1)
+    at = torch.where(parents >= 0, order.argsort(1).gather(1, parents.clamp(min=0)), -1)
+    return order, at.gather(1, order)
