@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -55,6 +56,16 @@ def inner(a: Scores, b: Scores) -> Tensor:
     return sum(dots[1:], start=dots[0])
 
 
+def one_hot(scores: Tensor, index: Tensor, K: int) -> Tensor:
+    """Indicators of ``index`` in a new last dimension of size K, in the scores' dtype; torch's own synchronises."""
+    return scores.new_zeros(*index.shape, K).scatter(-1, index[..., None], 1.0)
+
+
+def as_column(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` ``[n]`` as ``[n, 1, ...]``, to be broadcast to ``like``."""
+    return x.reshape(-1, *[1] * (like.dim() - 1))
+
+
 def known(x: Tensor) -> Any:
     """The value of a 0-dim tensor where reading it costs nothing; None on accelerators and in traced code.
 
@@ -80,26 +91,29 @@ def require(ok: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def tensor_target(name: str, target: Any, of: str = "") -> Tensor:
-    """The target of the loss ``name``, a tensor ``of`` something.
+def tensor_target(name: str, target: Any, what: str = "a target") -> Tensor:
+    """What the loss ``name`` was given as its target, a tensor.
 
     >>> tensor_target("MyLoss", [1.0])
     Traceback (most recent call last):
-    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(target)
+    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(...)
     """
     if not isinstance(target, Tensor):
-        expected = f"a tensor of {of}" if of else "a tensor"
-        raise TypeError(
-            f"{name} got a target that is a {type(target).__name__}; expected {expected}: torch.as_tensor(target)"
-        )
+        raise TypeError(f"{name} got {what} that is a {type(target).__name__}; expected a tensor: torch.as_tensor(...)")
     return target
 
 
-def binary_target(name: str, target: Any) -> Tensor:
-    """A target of 0 and 1, as integers."""
-    labels = tensor_target(name, target, "0 and 1")
+def integer_target(name: str, target: Any, shape: Sequence[int], what: str = "a target", hint: str = "") -> Tensor:
+    """The same, of integers or bools and of a shape, as ``torch.long``.
+
+    >>> integer_target("MyLoss", torch.zeros(2), (3,))
+    Traceback (most recent call last):
+    TypeError: MyLoss got a target of torch.float32, which is neither integer nor bool; expected target.long()
+    """
+    labels = tensor_target(name, target, what)
     if labels.is_floating_point():
-        raise TypeError(
-            f"{name} got a target of {labels.dtype}, which is neither integer nor bool; expected 0 and 1: target.long()"
-        )
+        given = f"{name} got {what} of {labels.dtype}, which is neither integer nor bool"
+        raise TypeError(f"{given}; expected target.long()")
+    if tuple(labels.shape) != tuple(shape):
+        raise ValueError(f"{name} got {what} of shape {tuple(labels.shape)}; expected {tuple(shape)}{hint}")
     return labels.long()

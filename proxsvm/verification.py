@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses.base import Atom, ConvexLoss, detached, like, parts
+from proxsvm._scores import detached, inner, like, parts
+from proxsvm.losses.base import ConvexLoss
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
@@ -38,7 +39,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """D ≤ QP ≤ P, up to ``tol`` of the problem's scale and the exact solver's own gap."""
-        slack = _rounding(self.tol, self.primal, self.exact) + self.exact_gap
+        slack = self.tol * max(1.0, abs(self.primal), abs(self.exact)) + self.exact_gap
         return self.dual <= self.exact + slack and self.exact <= self.primal + slack
 
     @property
@@ -58,17 +59,14 @@ class Report:
         return f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
 
     def __str__(self) -> str:
-        rows = [
-            ("primal  P(d)", f"{self.primal:.8g}"),
-            ("exact   QP", f"{self.exact:.8g}  (± {self.exact_gap:.1e})"),
-            ("dual    D", f"{self.dual:.8g}"),
-            ("gap     P − D", f"{self.gap:.3e}  (relative {self.relative_gap:.1e})"),
-            ("‖d − d*‖ / ‖d*‖", f"{self.distance:.3e}"),
-            ("γ, steps", f"{self.gamma:.4g}, {self.steps}"),
-            ("verdict", self.verdict),
-        ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join([self.solver, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+        return f"""{self.solver}
+  primal  P(d)     {self.primal:.8g}
+  exact   QP       {self.exact:.8g}  (± {self.exact_gap:.1e})
+  dual    D        {self.dual:.8g}
+  gap     P − D    {self.gap:.3e}  (relative {self.relative_gap:.1e})
+  ‖d − d*‖ / ‖d*‖  {self.distance:.3e}
+  γ, steps         {self.gamma:.4g}, {self.steps}
+  verdict          {self.verdict}"""
 
 
 def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None = None, tol: float = 1e-6) -> Report:
@@ -98,35 +96,19 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
     point, best = solver.solve(problem), (exact or ExactQP()).solve(problem)
     d, d_best = (torch.cat([x.double().reshape(-1) for x in problem.displacement(p)]) for p in (point, best))
     primal, dual, optimum = (float(x) for x in (problem.primal(point), problem.dual(point), problem.dual(best)))
-    rounding = _rounding(tol, primal, optimum)
-    gap, exact_gap = (0.0 if -rounding <= x < 0 else x for x in (float(problem.gap(p)) for p in (point, best)))
-    return Report(
-        solver=repr(solver),
-        primal=primal,
-        dual=dual,
-        gap=gap,
-        relative_gap=float(problem.relative_gap(point)),
-        exact=optimum,
-        exact_gap=max(exact_gap, 0.0),
-        distance=float((d - d_best).norm() / (d_best.norm() or 1.0)),
-        gamma=float(point.gamma),
-        steps=point.steps,
-        tol=tol,
-        certified=problem.origin.loss.exact,
-    )
-
-
-def _rounding(tol: float, primal: float, exact: float) -> float:
-    return tol * max(1.0, abs(primal), abs(exact))
+    gap, exact_gap = (float(problem.gap(p)) for p in (point, best))
+    distance, relative_gap = (d - d_best).norm() / (d_best.norm() or 1.0), problem.relative_gap(point)
+    gap = 0.0 if -tol * max(1.0, abs(primal), abs(optimum)) <= gap < 0 else gap  # rounding
+    numbers = primal, dual, gap, float(relative_gap), optimum, max(exact_gap, 0.0), float(distance), float(point.gamma)
+    return Report(repr(solver), *numbers, point.steps, tol, problem.origin.loss.exact)
 
 
 def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:
     """Check that a loss is what it claims: the largest of its atoms, and never below 0 or its own lower bound.
 
     At the given scores and at ``trials`` random ones the oracle's atom must be at least as good as all others found,
-    the hull's own (where there is one) and the smoothed one, and not better than the whole hull. For a loss with an
-    approximate oracle (``exact = False``) only the last is required. A value that comes with an atom must be that of
-    the atom, and a structured hinge must have Δ(y, y) = 0.
+    the hull's own (where there is one) and the smoothed one, and not better than the whole hull; with an approximate
+    oracle (``exact = False``) only the last is required. A structured hinge must have Δ(y, y) = 0.
     Raises AssertionError with the numbers, TypeError or ValueError for what is no atom. For tests of your own losses.
 
     ``tol`` is relative to the largest score, and to the sum of the terms of ⟨s, u⟩ + c, which may cancel.
@@ -144,21 +126,22 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         if not ok:
             raise AssertionError(f"{name}{message}")
 
-    points = [scores] + [
-        like(scores, tuple(u + torch.randn_like(u) * 2.0 ** (t % 5 - 1) for u in parts(scores))) for t in range(trials)
-    ]
+    def noise(u: Tensor, t: int) -> Tensor:
+        return torch.randn_like(u) * 2.0 ** (t % 5 - 1)
+
+    points = [scores] + [like(scores, tuple(u + noise(u, t) for u in parts(scores))) for t in range(trials)]
     atoms = [loss.oracle(u, target) for u in points]
     for u, atom in zip(points, atoms, strict=True):
         loss._check(atom, u)
         best = atom.b(u)
-        slack = tol * (1 + max(float(x.abs().max()) for x in (*parts(u), _terms(atom, u))))
+        terms = inner(*(like(x, tuple(part.abs() for part in parts(x))) for x in (atom.s, u))) + atom.offset.abs()
+        slack = tol * (1 + max(float(x.abs().max()) for x in (*parts(u), terms)))
         lowest, apart = float(best.min()), float((atom.value_at(u) - best).abs().max())
         require(lowest >= -slack, f" is negative, {lowest:.3g}: (0, 0) is not in the hull of its atoms")
         require(apart <= slack, f".oracle returned an atom whose value is not ⟨s, u⟩ + c, but {apart:.3g} away")
-        bound = loss.lower_bound(u, target)
+        bound, hull = loss.lower_bound(u, target), loss.hull(u, target)
         below = 0.0 if bound is None else float((bound - best).max())
         require(below <= slack, f" is {below:.3g} below its own lower_bound")
-        hull = loss.hull(u, target)
         listed = None if hull is None else hull.best(u)
         outside = 0.0 if listed is None else float((best - listed.b(u).clamp(min=0)).max())
         require(outside <= slack, f".oracle is better than all atoms of its hull, by {outside:.3g}: it is none of them")
@@ -174,10 +157,3 @@ def _check_labelling(loss: StructuredHinge, name: str, scores: Any, target: Any)
     cost = loss.cost(target, target)
     if cost.shape != parts(scores)[0].shape[:1] or bool(cost.any()):
         raise AssertionError(f"{name}.cost(y, y) is {cost.tolist()}; expected 0 for each sample, [n]")
-
-
-def _terms(atom: Atom, scores: Any) -> Tensor:
-    """The size of what an atom's value is the sum of, Σ |s_j u_j| + |c|, ``[n]``."""
-    n = len(atom.offset)
-    products = ((s * u).abs().reshape(n, -1).sum(1) for s, u in zip(parts(atom.s), parts(scores), strict=True))
-    return sum(products, start=atom.offset.abs())

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+_BACKWARD: Any = torch.ops.aten.native_batch_norm_backward
+
 
 def cheap_jvp(model: nn.Module) -> nn.Module:
     """Make the convolutions and batch norms of ``model`` cheap to linearise, in place; the numbers stay the same.
@@ -45,8 +47,7 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         options = self.running_mean, self.running_var, self.momentum, self.eps
-        out: Tensor = _Normalise.apply(x, self.weight, self.bias, *options)  # type: ignore[no-untyped-call]
-        return out
+        return _Normalise.apply(x, self.weight, self.bias, *options)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
@@ -64,17 +65,14 @@ class _BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 class _Conv2d(nn.Conv2d):
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros" or x.dim() != 4
-        out: Tensor
         if plain:
-            out = super()._conv_forward(x, weight, bias)
-            return out
+            return super()._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
         kind = x.device.type
         if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:  # cast as autocast does, but before x is saved
             low = torch.get_autocast_dtype(kind)
             x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
         options = self.stride, self.padding, self.dilation, False, (0, 0), self.groups
-        out = _Convolve.apply(x, weight, bias, options)  # type: ignore[no-untyped-call]
-        return out
+        return _Convolve.apply(x, weight, bias, options)  # type: ignore[no-untyped-call, no-any-return]
 
 
 _KINDS: dict[type, type] = {
@@ -117,14 +115,13 @@ class _ConvolveBack(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Any:
         x, weight = ctx.saved_tensors
-        terms = []
-        if tx is not None:
-            terms.append(torch.convolution(tx, weight, tb, *ctx.options))
+        if tx is None:  # the weight, or the bias alone
+            kernel = torch.zeros_like(weight) if tw is None else tw
+            return torch.convolution(x, kernel, tb, *ctx.options), None, None, None, None
+        change = torch.convolution(tx, weight, tb, *ctx.options)
         if tw is not None:
-            terms.append(torch.convolution(x, tw, tb if tx is None else None, *ctx.options))
-        if not terms:  # the bias alone
-            terms.append(torch.convolution(x, torch.zeros_like(weight), tb, *ctx.options))
-        return terms[0] if len(terms) == 1 else terms[0].add_(terms[1]), None, None, None, None
+            change += torch.convolution(x, tw, None, *ctx.options)
+        return change, None, None, None, None
 
 
 class _Normalise(torch.autograd.Function):
@@ -153,7 +150,7 @@ class _NormaliseBack(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Any:
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.eps = eps
-        return _backward(g, x, weight, mean, invstd, eps, [True, True, True])
+        return _BACKWARD(g, x, weight, None, None, mean, invstd, True, eps, [True, True, True])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
@@ -162,7 +159,8 @@ class _NormaliseBack(torch.autograd.Function):
         scale = tw * invstd
         channel = [1, -1] + [1] * (x.dim() - 2)
         affine = torch.addcmul((tb - mean * scale).reshape(channel), x, scale.reshape(channel))
-        through = _backward(tx, x, weight, mean, invstd, ctx.eps, [True, False, False])[0]
+        mask = [True, False, False]
+        through = _BACKWARD(tx, x, weight, None, None, mean, invstd, True, ctx.eps, mask)[0]
         return through.add_(affine), None, None, None, None, None
 
 
@@ -179,12 +177,3 @@ class _Held(torch.autograd.Function):
             "a layer after cheap_jvp(model) has no second derivatives beyond the linearisation that proxsvm's solvers "
             "need; use the model without cheap_jvp where you need more"
         )
-
-
-def _backward(
-    g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, eps: float, mask: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
-        g, x, weight, None, None, mean, invstd, True, eps, mask
-    )
-    return found

@@ -107,11 +107,10 @@ def _transposed(X: Tensor) -> Tensor:
     """Xᵀ; for sparse features as CSR again, for fast products."""
     if X.layout is torch.strided:
         return X.t()
-    n, F = X.shape
-    by_column = X.col_indices().argsort(stable=True)
-    row = torch.repeat_interleave(torch.arange(n, device=X.device), X.crow_indices().diff())
-    starts = torch.cat([row.new_zeros(1), torch.bincount(X.col_indices(), minlength=F).cumsum(0)])
-    return _csr(starts, row[by_column], X.values()[by_column], (F, n))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns once that CSR is in beta
+        rows = X.t().to_sparse_csr()
+    return _csr(rows.crow_indices(), rows.col_indices(), rows.values(), rows.shape)
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:

@@ -21,6 +21,22 @@ from proxsvm.linearization.base import LinearMap
 from proxsvm.losses.base import Scores, like, parts
 
 REENTRANT = "CheckpointFunctionBackward"
+FUSED = (
+    "a multi-step solver differentiates twice, which a fused operation of this network cannot do. For attention use "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a cuDNN RNN run the forward pass under "
+    "torch.backends.cudnn.flags(enabled=False); pass a model that is not torch.compile'd. SingleStepFW needs none of "
+    "this"
+)
+HINTS = {  # what autograd says, and what a user can do about it
+    "second time": "the graph of the scores has been freed: do not call backward() on the loss first, the solver "
+    "differentiates by itself. (A closure that calls backward(), as trainers write it, must call the optimizer's own "
+    "criterion, optimizer.loss: a copy, as sklearn.clone and skorch make one, is not watched)",
+    "modified by an inplace operation": "the parameters changed after the scores were computed: build a new problem "
+    "after every step",
+    "double backward": FUSED,
+    "not implemented": FUSED,
+    "derivative for": FUSED,
+}
 
 
 class Linearization(LinearMap):
@@ -106,30 +122,26 @@ class Linearization(LinearMap):
         ``chunk`` rows at a time are computed in one batched backward pass; where an operation of the network does not
         support that, one by one.
         """
-        rows, batched = [], True
-        shapes = [(u.shape, u.numel()) for u in parts(self.scores)]
-        m, first = sum(size for _, size in shapes), parts(self.scores)[0]
-        for start in range(0, m, chunk):
-            unit = torch.zeros(min(chunk, m - start), m, dtype=first.dtype, device=first.device)
-            unit.diagonal(start).fill_(1)
-            pieces = torch.split(unit, [size for _, size in shapes], 1)
-            units = [x.reshape(-1, *shape) for x, (shape, _) in zip(pieces, shapes, strict=True)]
-            found = self._batched_vjp(units) if batched else None
-            if found is None:
-                batched = False
-                each = (like(self.scores, tuple(x[j] for x in units)) for j in range(len(unit)))
-                found = torch.stack([torch.cat([g.reshape(-1) for g in self.vjp(s)]) for s in each])
-            rows.append(found)
-        return torch.cat(rows)
+        tensors, sizes = parts(self.scores), [u.numel() for u in parts(self.scores)]
+        every = torch.eye(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
+        return torch.cat(
+            [
+                self._rows(
+                    [x.reshape(-1, *u.shape) for x, u in zip(torch.split(units, sizes, 1), tensors, strict=True)]
+                )
+                for units in torch.split(every, chunk)
+            ]
+        )
 
-    def _batched_vjp(self, s: Sequence[Tensor]) -> Tensor | None:
-        """Jᵀ s for a batch of s, ``[b, P]``; None where vmap has no rule for an operation."""
+    def _rows(self, s: Sequence[Tensor]) -> Tensor:
+        """Jᵀ s for a batch of s, ``[b, P]``."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it would fall back to a slow loop
                 grads = self._pulled_back(s, retain_graph=True, is_grads_batched=True)
         except (RuntimeError, UserWarning, NotImplementedError):
-            return None
+            each = [self.vjp(like(self.scores, tuple(x[j] for x in s))) for j in range(len(s[0]))]
+            grads = [torch.stack(rows) for rows in zip(*each, strict=True)]
         return torch.cat([g.reshape(len(s[0]), -1) for g in grads], 1)
 
 
@@ -186,22 +198,7 @@ def _explained() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if "second time" in text:
-            hint = (
-                "the graph of the scores has been freed: do not call backward() on the loss first, the solver "
-                "differentiates by itself. (A closure that calls backward(), as trainers write it, must call the "
-                "optimizer's own criterion, optimizer.loss: a copy, as sklearn.clone and skorch make one, is not "
-                "watched)"
-            )
-        elif "modified by an inplace operation" in text:
-            hint = "the parameters changed after the scores were computed: build a new problem after every step"
-        elif "double backward" in text or "not implemented" in text or "derivative for" in text:
-            hint = (
-                "a multi-step solver differentiates twice, which a fused operation of this network cannot do. "
-                "For attention use torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a cuDNN RNN run the forward "
-                "pass under torch.backends.cudnn.flags(enabled=False); pass a model that is not torch.compile'd. "
-                "SingleStepFW needs none of this"
-            )
-        else:
+        hint = next((hint for known, hint in HINTS.items() if known in text), None)
+        if hint is None:
             raise
         raise RuntimeError(f"{hint}. (autograd said: {text.splitlines()[0]})") from error

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import known, tensor_target
-from proxsvm.losses.base import ConvexLoss, Reduction, parts, require
+from proxsvm._scores import integer_target, known, parts, require, tensor_target
+from proxsvm.losses.base import ConvexLoss, Reduction
 
 MASKED = -1e7  # for −∞: so low that the class is never chosen, but no lower, because a QP loses digits to large numbers
 
@@ -49,31 +49,20 @@ class ClassLoss(ConvexLoss):
         if not isinstance(scores, Tensor) or scores.dim() < 2:
             given = tuple(parts(scores)[0].shape)
             raise ValueError(f"{name} got scores of shape {given}; expected one tensor [n, K] or [n, K, d1, ...]")
-        target = tensor_target(name, target, "class indices")
         K, grid = scores.shape[1], scores.shape[:1] + scores.shape[2:]
         if self.weight is not None and self.weight.shape != (K,):
             raise ValueError(f"weight is for {len(self.weight)} classes, but the scores have {K}")
         if scores.dim() > 2:
             scores = scores.movedim(1, -1).reshape(-1, K)
-        if target.is_floating_point():
+        if tensor_target(name, target).is_floating_point():
             return scores, self.soft(target.to(scores.dtype), grid, K)
-        if target.dtype == torch.bool:
-            raise TypeError(f"{name} got a target of torch.bool; expected class indices, target.long()")
-        if target.shape != grid:
-            raise ValueError(f"{name} got a target of shape {tuple(target.shape)}; expected {tuple(grid)}")
-        y = target.reshape(-1).long()
-        if not self._all_count(y, K):
-            outside = f"{name} got a class index outside [0, {K}), the K of the scores"
-            ok = (y >= 0) & (y < K) | (y == self.ignore_index)
-            require(ok, f"{outside} (ignore_index is {self.ignore_index})")
-        return scores, y
-
-    def _all_count(self, y: Tensor, K: int) -> bool:
-        """Whether all targets are known to be classes that count."""
-        if 0 <= self.ignore_index < K:
-            return False
+        y = integer_target(name, target, grid).reshape(-1)
         low, high = (known(x) for x in y.aminmax())
-        return low is not None and high is not None and low >= 0 and high < K
+        if low is None or low < 0 or high >= K:
+            ok = (y >= 0) & (y < K) | (y == self.ignore_index)
+            ignored = f"(ignore_index is {self.ignore_index})"
+            require(ok, f"{name} got a class index outside [0, {K}), the K of the scores {ignored}")
+        return scores, y
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``; a loss for which they make sense overrides it."""
@@ -86,13 +75,13 @@ class ClassLoss(ConvexLoss):
         """Scores of −∞ as very low finite ones, except for the true classes: 0 · ∞ would be NaN."""
         if known(scores.detach().amin() > -torch.inf):
             return scores
-        return scores.masked_fill(self._masked(scores.detach(), target), MASKED)
+        return scores.masked_fill((scores.detach() == -torch.inf) & ~self._has_mass(scores, target), MASKED)
 
-    def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Which scores are −∞, except for the true classes."""
-        hidden = scores == -torch.inf
-        ignored = hidden & (target == self.ignore_index)[:, None]
-        return hidden.scatter(1, self.classes(scores, target)[:, None], 0) | ignored
+    def _has_mass(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Which classes a sample must not mask, ``[n, K]``: the true one, unless the sample is ignored."""
+        at = self.classes(scores, target)[:, None]
+        none = torch.zeros_like(scores, dtype=torch.bool)
+        return none.scatter(1, at, target[:, None] != self.ignore_index)
 
     def classes(self, scores: Tensor, target: Tensor) -> Tensor:
         """y as a valid index for every sample, ignored ones included."""
@@ -100,9 +89,10 @@ class ClassLoss(ConvexLoss):
 
     def weights(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         """The weight of each sample's class, and 0 where it is ignored."""
-        if self.weight is None and self._all_count(target, scores.shape[1]):
+        counts = target != self.ignore_index
+        if self.weight is None and known(counts.all()):
             return None
-        each = (target != self.ignore_index).to(scores.dtype)
+        each = counts.to(scores.dtype)
         if self.weight is not None:
             each = each * self.weight.to(scores)[self.classes(scores, target)]
         return each, each

@@ -1,4 +1,4 @@
-"""What losses share whose target has the scores' shape: the checks, with the same messages for all."""
+"""What losses share whose target has the scores' shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import require, tensor_target
+from proxsvm._scores import integer_target, require, tensor_target
 from proxsvm.losses.base import ConvexLoss, PiecewiseLinearLoss, Reduction
 
 
@@ -36,24 +36,15 @@ class BinaryLoss(PiecewiseLinearLoss):
         self.ignore_index = ignore_index
 
     def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Check everything; the score of an ignored label becomes 0."""
+        """The score of an ignored label becomes 0."""
         scores, target = super().prepare(scores, target)
         name = type(self).__name__
-        y = tensor_target(name, target, "0 and 1")
-        if y.is_floating_point():
-            given = f"{name} got a target of {y.dtype}, which is neither integer nor bool"
-            raise TypeError(f"{given}; expected 0 and 1: target.long()")
-        if y.shape != scores.shape:
-            raise ValueError(
-                f"{name} got a target of shape {tuple(y.shape)}; expected that of the scores, {tuple(scores.shape)} "
-                "(scores.squeeze(1) for one channel)"
-            )
-        y = y.long()
+        y = integer_target(name, target, scores.shape, hint=", that of the scores (perhaps scores.squeeze(1))")
         valid = y != self.ignore_index
         require((y == 0) | (y == 1) | ~valid, f"{name} got a label that is not 0, 1 or the ignored {self.ignore_index}")
         return torch.where(valid, scores, 0.0), y
 
 
-def per_sample(values: Tensor) -> Tensor:
+def summed(values: Tensor) -> Tensor:
     """The sum over the outputs of each sample, ``[n]``."""
     return values.reshape(len(values), -1).sum(1)

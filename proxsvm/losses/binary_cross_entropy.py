@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import known
 from proxsvm.losses._classes import MASKED
-from proxsvm.losses._targets import RegressionLoss, per_sample
+from proxsvm.losses._targets import RegressionLoss, summed
 from proxsvm.losses.base import Reduction, require
 from proxsvm.losses.hulls import EntropyBox
 from proxsvm.losses.smooth_loss import SmoothLoss
@@ -67,7 +67,7 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         """With torch's own kernel."""
         weight, positive = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
         each = F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive)
-        return per_sample(each)
+        return summed(each)
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
         """The box −a ≤ s ≤ b under the entropy."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from proxsvm.losses.base import Atom, Reduction, parts
+from proxsvm.losses.base import Atom, Reduction
 from proxsvm.losses.hulls import Hull, MarginalHull
 from proxsvm.losses.smooth_loss import SmoothLoss
 from proxsvm.structures import Structure, log_sum_exp
@@ -55,10 +55,7 @@ class CRF(SmoothLoss):
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
         """All marginals of the structure under their entropy."""
-        marginals = self.structure.polytope(scores, target)
-        if marginals is None:
-            return None
-        return MarginalHull(marginals, parts(self.structure.features(target, scores)), None)
+        return MarginalHull.of(self.structure, scores, target, None)
 
     def decode(self, scores: Any, **given: Any) -> Any:
         """The most likely labelling; ``given`` is what the structure needs to know (``lengths``, ``parents``, ...)."""

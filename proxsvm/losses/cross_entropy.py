@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from proxsvm._scores import one_hot, require
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses.base import Origin, Reduction, require
-from proxsvm.losses.hulls import EntropySimplex, one_hot
+from proxsvm.losses.base import Origin, Reduction
+from proxsvm.losses.hulls import EntropySimplex
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -43,16 +44,9 @@ class CrossEntropy(ClassLoss, SmoothLoss):
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """``F.cross_entropy`` itself, where scores and target have its form; the general path says what is wrong."""
-        if (
-            type(self) is CrossEntropy
-            and sample_weight is None
-            and isinstance(scores, Tensor)
-            and isinstance(target, Tensor)
-            and target.dtype is torch.long
-            and scores.dtype in (torch.float32, torch.float64)
-            and scores.dim() == 2
-            and scores.numel() > 0
-        ):
+        is_plain = type(self) is CrossEntropy and isinstance(scores, Tensor) and isinstance(target, Tensor)
+        is_plain = is_plain and target.dtype is torch.long and scores.dtype in (torch.float32, torch.float64)
+        if is_plain and sample_weight is None and scores.dim() == 2 and scores.numel() > 0:
             try:
                 value = self._torch(scores, target, self.reduction)
             except (IndexError, ValueError, RuntimeError):
@@ -81,22 +75,20 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         require(target >= 0, "CrossEntropy got class probabilities below 0: the loss would not be convex")
         return target if target.dim() == 2 else target.movedim(1, -1).reshape(-1, K)
 
-    def _masked(self, scores: Tensor, target: Tensor) -> Tensor:
-        """As for every class loss; a masked class to which the target gives some mass makes the loss infinite."""
-        if self.label_smoothing:
-            return torch.zeros_like(scores, dtype=torch.bool)
-        if target.is_floating_point():
-            return (scores == -torch.inf) & (target == 0)
-        return super()._masked(scores, target)
+    def _has_mass(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Where t > 0: a masked class to which the target gives some mass makes the loss infinite."""
+        return self._probabilities(scores, target) > 0
+
+    def _probabilities(self, scores: Tensor, target: Tensor) -> Tensor:
+        """t, ``[n, K]``; 0 for a sample that is ignored."""
+        t, K = target, scores.shape[1]
+        if not target.is_floating_point():
+            t = one_hot(scores, self.classes(scores, target), K) * (target != self.ignore_index)[:, None]
+        return torch.lerp(t, t.sum(1, keepdim=True) / K, self.label_smoothing) if self.label_smoothing else t
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:
-        """The simplex of the classes under the entropy, with q = weight · t; 0 for a sample that is ignored."""
-        if target.is_floating_point():
-            t = target.to(scores)
-        else:
-            t = one_hot(scores, self.classes(scores, target)) * (target != self.ignore_index)[:, None]
-        if self.label_smoothing:
-            t = (1 - self.label_smoothing) * t + self.label_smoothing / scores.shape[1] * t.sum(1, keepdim=True)
+        """The simplex of the classes under the entropy, with q = weight · t."""
+        t = self._probabilities(scores, target).to(scores)
         return EntropySimplex(t if self.weight is None else t * self.weight.to(scores))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm.losses._targets import RegressionLoss, per_sample
+from proxsvm.losses._targets import RegressionLoss, summed
 from proxsvm.losses.base import Reduction
 from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
@@ -33,7 +33,7 @@ class Huber(RegressionLoss, SmoothLoss):
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """With torch's own kernel."""
-        return per_sample(F.huber_loss(scores, target, delta=self.delta, reduction="none"))
+        return summed(F.huber_loss(scores, target, delta=self.delta, reduction="none"))
 
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
         """The box |s_j| ≤ δ, under a paraboloid."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._extras import load
-from proxsvm._scores import Scores, inner, like, parts
-from proxsvm.structures import Marginals
+from proxsvm._scores import Scores, as_column, inner, like, one_hot, parts
+from proxsvm.structures import Marginals, Structure
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -69,7 +69,7 @@ class Atom:
         """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
 
         def mix(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(chosen.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+            return torch.where(as_column(chosen, a), a, b)
 
         mixed = tuple(mix(a, b) for a, b in zip(parts(self.s), parts(other.s), strict=True))
         value = None if self.value is None or other.value is None else mix(self.value, other.value)
@@ -134,11 +134,6 @@ def flat(x: Tensor) -> Array:
     return np.asarray(x.detach().reshape(len(x), -1).cpu().double().numpy())
 
 
-def one_hot(scores: Tensor, y: Tensor) -> Tensor:
-    """e_y for each sample, in the scores' dtype, ``[n, K]``; torch's own one_hot synchronises with the device."""
-    return torch.zeros_like(scores).scatter(1, y[:, None], 1.0)
-
-
 @dataclass(frozen=True)
 class Listed(Hull):
     """The convex hull of a few atoms, each for the whole batch, and of (0, 0), which every loss has."""
@@ -194,7 +189,7 @@ class Simplex(ClosedHull):
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
-        e_y = one_hot(v, self.target)
+        e_y = one_hot(v, self.target, v.shape[1])
         alpha = project_on_simplex(e_y + (v + self.cost) / h)
         return Atom(alpha - e_y, (alpha * self.cost).sum(1))
 
@@ -206,16 +201,17 @@ class Simplex(ClosedHull):
 
     def contains(self, s: Tensor, slack: float) -> bool:
         """α ≥ 0 and Σ_k α_k = 1."""
-        return s.shape == self.cost.shape and bool(
-            (s + one_hot(s, self.target) >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all()
-        )
+        if s.shape != self.cost.shape:
+            return False
+        alpha = s + one_hot(s, self.target, s.shape[1])
+        return bool((alpha >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all())
 
     def express(self) -> Polytope:
         """α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = ⟨cost, α⟩."""
-        cp = cvxpy()
-        alpha = cp.Variable(tuple(self.cost.shape), nonneg=True)
+        cp, e_y = cvxpy(), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
+        alpha = cp.Variable(e_y.shape, nonneg=True)
         offset = cp.sum(cp.multiply(flat(self.cost), alpha), axis=1)
-        return Polytope((alpha - flat(one_hot(self.cost, self.target)),), offset, [cp.sum(alpha, axis=1) == 1])
+        return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -228,10 +224,10 @@ def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     at = y[:, None]
     u = v.detach() if cost is None else v.detach() + cost
-    k = u.scatter(1, at, torch.full_like(at, -torch.inf, dtype=u.dtype)).argmax(1, keepdim=True)
+    k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # twice as fast as argmax
     v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
-    k = k.squeeze(1)
-    return k, v_k - v_y + (k != y if cost is None else cost.gather(1, k[:, None]).squeeze(1))
+    delta = k != at if cost is None else cost.gather(1, k)
+    return k.squeeze(1), v_k - v_y + delta.squeeze(1)
 
 
 def project_on_simplex(z: Tensor) -> Tensor:
@@ -321,7 +317,12 @@ class EntropySimplex(Hull):
 
 @dataclass(frozen=True)
 class QuadraticBox(Hull):
-    """low ≤ s ≤ high, c ≤ −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², with low ≤ 0 ≤ high; all of the scores' shape."""
+    """low ≤ s ≤ high, c ≤ −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², with low ≤ 0 ≤ high; all of the scores' shape.
+
+    >>> hull = QuadraticBox(torch.tensor([0.0]), torch.tensor([torch.inf]), torch.tensor([-1.0]), ridge=0.5)
+    >>> hull.best(torch.tensor([0.5]))                                   # 2 (0.5 + 1)
+    Atom(s=tensor([3.]), offset=tensor([0.7500]))
+    """
 
     low: Tensor
     high: Tensor
@@ -331,30 +332,33 @@ class QuadraticBox(Hull):
 
     def lift(self, s: Tensor) -> Tensor:
         """−⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
-        return -self._paid(s, self.center)
+        return self._worth(s, -self.center)
 
-    def _paid(self, s: Tensor, x: Tensor) -> Tensor:
-        """⟨s, x⟩ + band ‖s‖₁ + (ridge/2) ‖s‖², ``[n]``."""
-        paid = s * x
+    def _worth(self, s: Tensor, residual: Tensor) -> Tensor:
+        """⟨s, residual⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², ``[n]``."""
+        worth = s * residual
         if self.band:
-            paid = paid + self.band * s.abs()
+            worth = worth - self.band * s.abs()
         if self.ridge:
-            paid = paid + self.ridge / 2 * s.square()
-        return paid.reshape(len(s), -1).sum(1)
+            worth = worth - self.ridge / 2 * s.square()
+        return worth.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
-        """The residual v − center, shrunk by the band, divided by the ridge and clipped."""
+        """The residual v − center, shrunk by the band, divided by the ridge and clipped; without a ridge, a bound."""
         residual = v - self.center
-        shrunk = residual.sign() * (residual.abs() - self.band).clamp(min=0)
-        s = torch.minimum(torch.maximum(shrunk / self.ridge, self.low), self.high)
-        return Atom(s, self.lift(s))
+        shrunk = F.softshrink(residual, self.band)
+        steep = shrunk / self.ridge if self.ridge else torch.where(shrunk == 0, 0.0, shrunk * torch.inf)
+        s = steep.clamp(self.low, self.high)
+        return Atom(s, self.lift(s), self._worth(s, residual))
 
     def express(self) -> Polytope:
         """s itself as the variable."""
         cp, low, high, center = cvxpy(), flat(self.low), flat(self.high), flat(self.center)
         s = cp.Variable(center.shape)
         paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
-        return Polytope((s,), -cp.sum(paid, axis=1), [s >= low, s <= high] if np.isfinite(high).all() else [])
+        above, below = np.isfinite(low), np.isfinite(high)
+        bounds = [s[above] >= low[above], s[below] <= high[below]]
+        return Polytope((s,), -cp.sum(paid, axis=1), [bound for bound in bounds if bound.size])
 
 
 @dataclass(frozen=True)
@@ -367,13 +371,6 @@ class Box(QuadraticBox, ClosedHull):
     >>> hull.nearest(torch.tensor([3.0]), torch.tensor(1.0))
     Atom(s=tensor([0.5000]), offset=tensor([-1.2500]))
     """
-
-    def best(self, v: Tensor) -> Atom:
-        """high above the band, low below it, 0 inside."""
-        residual = v - self.center
-        below = torch.where(residual < -self.band, self.low, 0.0)
-        s = torch.where(residual > self.band, self.high, below)
-        return Atom(s, self.lift(s), -self._paid(s, -residual))
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The residual v − center, shrunk by the band, divided by h and clipped."""
@@ -420,6 +417,14 @@ class MarginalHull(Hull):
     marginals: Marginals
     truth: tuple[Tensor, ...]
     cost: tuple[Tensor | None, ...] | None
+
+    @staticmethod
+    def of(structure: Structure, scores: Any, target: Any, cost: Any) -> MarginalHull | None:
+        """That of a structure; None where its marginals have no short description."""
+        marginals = structure.polytope(scores, target)
+        if marginals is None:
+            return None
+        return MarginalHull(marginals, parts(structure.features(target, scores)), None if cost is None else parts(cost))
 
     def lift(self, s: Any) -> Tensor | None:
         """⟨cost, s⟩, or the entropy, where the structure has a formula for it."""

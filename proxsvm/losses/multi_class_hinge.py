@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from proxsvm._scores import known
+from proxsvm._scores import inner, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss
-from proxsvm.losses.hulls import Simplex, one_hot, rival
+from proxsvm.losses.hulls import Simplex, rival
 
 
 class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
@@ -48,25 +49,33 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
         """In a handful of operations that autograd differentiates."""
         y = self.classes(scores, target)
+        u = self.expand(scores, target) if self.smooth else scores
+        hinge = rival(u, y, self._costs(u, y))[1].relu()
         if not self.smooth:
-            return rival(scores, y, self._costs(scores, y))[1].relu(), None
-        u = self.expand(scores, target)
-        soft = self.smoothed(u, y).value_at(u)
-        hard = soft.detach() <= 0
-        if known(hard.any()) is False:
-            return soft, None
-        return torch.where(hard, rival(u, y, self._costs(u, y))[1].relu(), soft), None
+            return hinge, None
+        log_p = u.log_softmax(1)
+        rest, _ = self._expected(log_p.detach(), y)
+        soft = F.nll_loss(log_p, y, reduction="none") + rest  # its gradient is softmax(u) − e_y
+        return torch.where(soft > 0, soft, hinge), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
-        u, y = scores.detach(), self.classes(scores, target)
-        p, at, cost = u.softmax(1), y[:, None], self._costs(scores, y)
-        wrong = 1 - p.gather(1, at)
-        expected = wrong.squeeze(1) if cost is None else (p * cost).sum(1)
-        return Atom(p.scatter(1, at, -wrong), expected).about(scores, u.gather(1, at))
+        y, log_p = self.classes(scores, target), scores.detach().log_softmax(1)
+        rest, delta = self._expected(log_p, y)
+        value = F.nll_loss(log_p, y, reduction="none") + rest
+        return Atom(log_p.exp() - one_hot(scores, y, scores.shape[1]), delta, value)
+
+    def _expected(self, log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Under p = softmax(u) the means of log p_k + Δ(k, y) and of Δ(k, y), ``[n]``.
+
+        u differs from log p by the same number for all classes, so ⟨s, u⟩ + c is −log p_y plus the first of them.
+        """
+        p, cost = log_p.exp(), self._costs(log_p, y)
+        delta = 1 - p.gather(1, y[:, None]).squeeze(1) if cost is None else inner(p, cost)
+        return inner(p, log_p) + delta, delta
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
         y = self.classes(scores, target)
         cost = self._costs(scores, y)
-        return Simplex(y, 1 - one_hot(scores, y) if cost is None else cost)
+        return Simplex(y, 1 - one_hot(scores, y, scores.shape[1]) if cost is None else cost)

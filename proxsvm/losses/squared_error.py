@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from proxsvm.losses._targets import RegressionLoss, per_sample
+from proxsvm.losses._targets import RegressionLoss, summed
 from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
@@ -21,7 +21,7 @@ class SquaredError(RegressionLoss, SmoothLoss):
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """Σ_j (u_j − y_j)²."""
-        return per_sample((scores - target).square())
+        return summed((scores - target).square())
 
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
         """All s, under a paraboloid."""

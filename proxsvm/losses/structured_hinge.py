@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import inner
+from proxsvm._scores import Scores, as_column, detached, inner, like, parts
 from proxsvm.losses._classes import as_cost
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction, Scores, like, parts
+from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Hull, Listed, MarginalHull, paid
 from proxsvm.structures import Structure, log_sum_exp, maximum
 from proxsvm.structures.base import add, gradient
@@ -95,7 +95,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         if not self.normalize:
             return cost
         size = self.structure.size(target, scores)
-        return like(cost, tuple(c if c is None else c / size.reshape(-1, *[1] * (c.dim() - 1)) for c in parts(cost)))
+        return like(cost, tuple(c if c is None else c / as_column(size, c) for c in parts(cost)))
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
         """The recursion itself, differentiated by autograd; by the atom where there is none."""
@@ -106,7 +106,8 @@ class StructuredHinge(PiecewiseLinearLoss):
         if not self.smooth:
             return hinge, None
         likelihood = structure.excess(scores, target, log_sum_exp)  # its gradient is s = μ − φ(y)
-        soft = structure.expected(scores, target, cost)
+        expanded = detached(self.expand(scores, target))
+        soft = self.smoothed(expanded, target).value_at(expanded)
         each = torch.where(soft > 0, soft + (likelihood - likelihood.detach()), hinge)
         return torch.where(hinge.isfinite(), each, hinge), None
 
@@ -124,26 +125,22 @@ class StructuredHinge(PiecewiseLinearLoss):
         """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""
         if self.structure is None:
             found = self._atom(self.decode(scores, target), scores, target)
-            return found if self.exact else found.where(found.b(scores) > 0, self._atom(target, scores, target))
-        structure, cost = self.structure, self._part_costs(target, scores)
-        augmented = add(scores, cost)
-        s = add(structure.best(augmented, target), _negative(structure.features(target, scores)))
-        found = Atom(s, paid(cost, s), structure.excess(augmented, target, maximum))
+        else:
+            structure, cost = self.structure, self._part_costs(target, scores)
+            augmented = add(scores, cost)
+            s = add(structure.best(augmented, target), structure.features(target, scores), -1)
+            found = Atom(s, paid(cost, s), structure.excess(augmented, target, maximum))
         if self.exact:
             return found
-        zero = Atom(like(s, tuple(torch.zeros_like(x) for x in parts(s))), *[torch.zeros_like(found.offset)] * 2)
+        zero = Atom(like(scores, tuple(torch.zeros_like(x) for x in parts(found.s))), 0 * found.offset)
         return zero.where(found.value_at(scores) <= 0, found)  # a NaN stays in the value
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
         """All marginals of the structure, or an atom for each listed labelling."""
-        if self.structure is None:
-            listed = self.labellings(scores, target)
-            return None if listed is None else Listed([self._atom(labels, scores, target) for labels in listed])
-        marginals = self.structure.polytope(scores, target)
-        if marginals is None:
-            return None
-        cost = parts(self._part_costs(target, scores))
-        return MarginalHull(marginals, parts(self.structure.features(target, scores)), cost)
+        if self.structure is not None:
+            return MarginalHull.of(self.structure, scores, target, self._part_costs(target, scores))
+        listed = self.labellings(scores, target)
+        return None if listed is None else Listed([self._atom(labels, scores, target) for labels in listed])
 
     def decode(self, scores: Any, target: Any = None, **given: Any) -> Any:
         """The labelling with the largest ⟨φ(ȳ), u⟩ + Δ(ȳ, y) for each sample: loss-augmented inference.
@@ -158,10 +155,12 @@ class StructuredHinge(PiecewiseLinearLoss):
         listed = self.labellings(scores, target)
         if listed is None:
             raise NotImplementedError(f"{type(self).__name__} must define decode(scores, target) or labellings(...)")
-        all_labels = torch.stack(list(listed))
-        value = torch.stack([self._augmented_score(labels, scores, target) for labels in all_labels])
+        every = list(listed)
+        value = torch.stack([inner(self.features(labels, scores), scores) for labels in every])
+        if target is not None:
+            value = value + torch.stack([self.cost(labels, target) for labels in every])
         best = value.argmax(0)
-        return all_labels[best, torch.arange(len(best), device=best.device)]
+        return torch.stack(every)[best, torch.arange(len(best), device=best.device)]
 
     # With a decoder of your own.
 
@@ -177,17 +176,9 @@ class StructuredHinge(PiecewiseLinearLoss):
         """Every labelling, each for the whole batch; only for structures that are small enough to be listed."""
         return None
 
-    def _augmented_score(self, labelling: Any, scores: Any, target: Any) -> Tensor:
-        """⟨φ(ȳ), u⟩ + Δ(ȳ, y), ``[n]``; without a target Δ is left out."""
-        first = parts(scores)[0]
-        zero = first.new_zeros(len(first))
-        c = zero if target is None else self.cost(labelling, target).to(first)
-        return Atom(self.features(labelling, scores), c).b(scores)
-
     def _atom(self, labelling: Any, scores: Any, target: Any) -> Atom:
-        phi, truth = self.features(labelling, scores), self.features(target, scores)
-        s = tuple(a - b for a, b in zip(parts(phi), parts(truth), strict=True))
-        return Atom(like(scores, s), self.cost(labelling, target).to(parts(scores)[0]))
+        s = add(self.features(labelling, scores), self.features(target, scores), -1)
+        return Atom(s, self.cost(labelling, target).to(parts(scores)[0]))
 
     def extra_repr(self) -> str:
         """With the options of Δ, and a note where the decoder is approximate."""
@@ -195,7 +186,3 @@ class StructuredHinge(PiecewiseLinearLoss):
         name = f"{type(self.structure).__name__}(), " if type(self) is StructuredHinge and self.structure else ""
         options = name + cost + ("normalize=True, " if self.normalize else "")
         return options + super().extra_repr() + ("" if self.exact else ", exact=False")
-
-
-def _negative(phi: Scores) -> Scores:
-    return like(phi, tuple(-x for x in parts(phi)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from proxsvm.losses._classes import ClassLoss
-from proxsvm.losses.base import Atom, PiecewiseLinearLoss
+from proxsvm.losses.base import PiecewiseLinearLoss
+from proxsvm.losses.hulls import Rivals
 
 
 class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
@@ -21,10 +22,6 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
     tensor(2.5000)
     """
 
-    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
-        """Every class within the margin."""
-        y = self.classes(scores, target)[:, None]
-        margin = (scores - scores.gather(1, y) + 1).scatter(1, y, 0.0).clamp(min=0)
-        active = (margin > 0).to(scores)
-        count = active.sum(1, keepdim=True)
-        return Atom(active.scatter(1, y, -count), count.squeeze(1), margin.sum(1))
+    def hull(self, scores: Tensor, target: Tensor) -> Rivals:
+        """Every wrong class with a weight of at most 1."""
+        return Rivals(self.classes(scores, target), scores.shape[1])

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._parts import Parts, PartStructure, check_integers, check_parts, check_sizes, one_hot
+from proxsvm.structures._parts import ChartStructure, Parts, before, check_parts, check_sizes, unpack
 from proxsvm.structures.base import Reduce
 
 STEPS = ((1, 1), (1, 0), (0, 1))  # a match, a gap in the second sequence, a gap in the first
 
 
-class Alignment(PartStructure):
+class Alignment(ChartStructure):
     """score(y) = Σ over the cells of a path of scores[i, j, move], from cell (0, 0) to the last one.
 
     The move into a cell is 0 (both sequences advance, and into the first cell), 1 (the first does) or 2 (the second).
@@ -29,32 +29,23 @@ class Alignment(PartStructure):
     tensor(3)
     """
 
+    what = "move"
+
     def prepare(  # type: ignore[override]
         self, name: str, scores: Any, target: Any, *, lengths: Any = None
     ) -> tuple[Tensor, Parts]:
         """Moves become indicators."""
         u = check_parts(name, scores, "[B, S, T, 3]")
-        B, S, T, moves = u.shape
-        if moves != 3:
-            raise ValueError(f"{name} got scores of shape {tuple(u.shape)}; expected [B, S, T, 3]")
-        if isinstance(target, (tuple, list)) and len(target) == 2:
-            target, lengths = target
-        sizes = check_sizes(name, lengths, (S, T), u)
-        i, j = torch.arange(S, device=u.device)[:, None], torch.arange(T, device=u.device)
-        inside = (i < sizes[:, 0, None, None]) & (j < sizes[:, 1, None, None])
-        phi = torch.zeros_like(u)
-        if target is not None:
-            path = torch.where(inside, check_integers(name, "moves", target, (B, S, T)), -1)
-            require((path >= -1) & (path < 3), f"{name} got a move outside [-1, 3)")
-            self._check(name, path, sizes)
-            phi = one_hot(u, path.clamp(min=0), 3) * (path >= 0)[..., None]
-        return torch.where(inside[..., None], u, 0.0), Parts(phi, sizes)
+        target, lengths = unpack(target, lengths)
+        sizes = check_sizes(name, lengths, (u.shape[1], u.shape[2]), u)
+        inside = before(u.shape[1], sizes[:, 0])[:, :, None] & before(u.shape[2], sizes[:, 1])[:, None]
+        return self.chart(name, u, target, sizes, inside)
 
-    def _check(self, name: str, path: Tensor, sizes: Tensor) -> None:
-        """Raise ValueError unless the moves ``[B, S, T]`` are one path: each cell follows one of it, up to the last."""
-        on = F.pad(path >= 0, (1, 0, 1, 0))  # with a border, so that a move from outside has a place
-        before = [on[:, 1 - di : on.shape[1] - di, 1 - dj : on.shape[2] - dj] for di, dj in STEPS]
-        follows = torch.stack(before, 3).gather(3, path.clamp(min=0)[..., None]).squeeze(3) | (path < 0)
+    def check(self, name: str, labels: Tensor, sizes: Tensor) -> None:
+        """Raise ValueError unless the moves are one path: each cell follows one of it, up to the last."""
+        path, on = labels, F.pad(labels >= 0, (1, 0, 1, 0))  # with a border, so that a move from outside has a place
+        previous = [on[:, 1 - di : on.shape[1] - di, 1 - dj : on.shape[2] - dj] for di, dj in STEPS]
+        follows = torch.stack(previous, 3).gather(3, path.clamp(min=0)[..., None]).squeeze(3) | (path < 0)
         follows[:, 0, 0] = path[:, 0, 0] == 0
         steps = torch.tensor([sum(step) for step in STEPS], device=path.device)[path.clamp(min=0)] * (path >= 0)
         right = steps.sum((1, 2)) == sizes.sum(1)
@@ -76,7 +67,3 @@ class Alignment(PartStructure):
         every = torch.stack(alpha[1:], 1)  # [B, S + T - 1, S]
         rows = torch.arange(B, device=scores.device)
         return every[rows, target.sizes.sum(1) - 2, target.sizes[:, 0] - 1]
-
-    def labels(self, phi: Tensor, target: Parts) -> Tensor:
-        """The move into every cell of the path, −1 elsewhere."""
-        return torch.where(phi.sum(3) > 0.5, phi.argmax(3), -1)

@@ -74,8 +74,13 @@ class Structure:
         raise NotImplementedError(f"{type(self).__name__} must define features(target, scores)")
 
     def total(self, scores: Any, target: Any, reduce: Reduce) -> Tensor:
-        """⊕ over all labellings of ⟨φ(ȳ), u⟩, ``[n]``, with + as ⊗: the recursion, in operations of autograd."""
-        raise NotImplementedError(f"{type(self).__name__} must define total(scores, target, reduce)")
+        """⊕ over all labellings of ⟨φ(ȳ), u⟩, ``[n]``, with + as ⊗: the recursion, in operations of autograd.
+
+        A structure that defines :meth:`best` instead has the score of that labelling, and no sum over all of them.
+        """
+        if type(self).best is Structure.best:
+            raise NotImplementedError(f"{type(self).__name__} must define total(scores, target, reduce)")
+        return inner(self.best(detached(scores), target), scores)
 
     def cost(self, target: Any, scores: Any, table: Tensor | None = None) -> Any:
         """Δ as what each part costs, in the structure of the scores, None for a tensor of zeros:
@@ -123,27 +128,6 @@ class Structure:
         truth = inner(self.features(target, scores), scores)
         return scores, torch.where(truth <= FORBIDDEN / 2, -torch.inf, truth)
 
-    def expected(self, scores: Any, target: Any, cost: Any) -> Tensor:
-        """The mean of score(ȳ) + Δ(ȳ, y) − score(y) under p(ȳ) ∝ exp score(ȳ), ``[n]``, without the marginals.
-
-        It is a directional derivative of log Z: d/dε at 0 of log Z(u + ε (u + cost)), for one ε per sample.
-        """
-        at, _ = self.relative(detached(scores), target)
-        toward, truth = self.relative(add(detached(scores), cost), target)
-        zero = parts(at)[0].new_zeros(len(parts(at)[0]))
-        mean: Tensor = gradient(lambda e: self.total(self.moved(at, toward, e), target, log_sum_exp), zero)
-        return mean - truth
-
-    def moved(self, scores: Any, toward: Any, step: Tensor) -> Any:
-        """scores + step · toward, with one step per sample, ``[n]``."""
-        return like(
-            scores,
-            tuple(
-                u + step.reshape(-1, *[1] * (u.dim() - 1)) * d
-                for u, d in zip(parts(scores), parts(toward), strict=True)
-            ),
-        )
-
     def decode(self, scores: Any, target: Any) -> Any:
         """The best labelling of prepared scores, in the form in which users get it."""
         return self.labels(self.best(self.expand(scores, target), target), target)
@@ -160,9 +144,9 @@ class Structure:
         return self.prepare(name, scores, target)
 
 
-def add(a: Any, b: Any) -> Any:
-    """a + b, tensor by tensor; None in b is 0."""
-    return like(a, tuple(x if y is None else x + y for x, y in zip(parts(a), parts(b), strict=True)))
+def add(a: Any, b: Any, scale: float = 1) -> Any:
+    """a + scale · b, tensor by tensor; None in b is 0."""
+    return like(a, tuple(x if y is None else x + scale * y for x, y in zip(parts(a), parts(b), strict=True)))
 
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, known
 from proxsvm.structures.base import Reduce
-from proxsvm.structures.forest import Forest, Labelling, check_labels, check_scores, real_nodes, standard_form
+from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
 
 
 class Chain(Forest):
@@ -34,41 +35,32 @@ class Chain(Forest):
     tensor(0.5000)
     """
 
-    ignore_index = -100
-
     def prepare(  # type: ignore[override]
         self, name: str, scores: Any, target: Any, *, lengths: Any = None
     ) -> tuple[Any, Labelling]:
         """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
-        labels = None
         if target is not None:
-            labels, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
-            if not isinstance(labels, Tensor):
-                raise TypeError(f"{name} got a target that is not labels, (labels, lengths) or (labels, mask)")
-        unary, pairwise, ends = check_scores(name, scores)
-        if len(ends) > 2:
-            raise ValueError(
-                f"{name} got {len(ends) + 2} scores; expected (unary, pairwise) or (unary, pairwise, start, end)"
-            )
+            target, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
+        unary, pairwise, *ends = check_scores(name, scores, "(unary, pairwise, start, end)")
         B, T, K = unary.shape
-        if pairwise.shape not in ((K, K), (B, T - 1, K, K)):
-            raise ValueError(
-                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected [K, K] = ({K}, {K}) or "
-                f"[B, T - 1, K, K] = ({B}, {T - 1}, {K}, {K})"
-            )
-        y, kept = check_labels(name, labels, unary, self.ignore_index)
-        nodes, is_mask = real_nodes(name, lengths, y, kept)
+        check_pairwise(name, pairwise, (K, K), (B, T - 1, K, K))
+        y, nodes, full, holes = check_nodes(name, target, lengths, unary, self.ignore_index)
         order = None
-        if nodes is not None and is_mask and not known((nodes[:, :-1] | ~nodes[:, 1:]).all()):  # there may be holes
+        if holes and not known((nodes[:, :-1] | ~nodes[:, 1:]).all()):
             order = (~nodes).to(torch.uint8).argsort(dim=1, stable=True)
             rows = torch.arange(B, device=order.device)[:, None]
             unary, y, nodes = unary[rows, order], y[rows, order], nodes[rows, order]
             if pairwise.dim() == 4:
                 pairwise = pairwise[rows, (order[:, 1:] - 1).clamp(min=0)]  # the entry of the edge into each position
-        unary = _with_ends(name, unary, nodes, ends)
+        for what, extra, at in zip(("start", "end"), ends, (torch.zeros_like(y[:, 0]), nodes.sum(1) - 1), strict=False):
+            if extra is None:
+                continue
+            if extra.shape not in ((K,), (B, K)):
+                raise ValueError(f"{name} got {what} scores of shape {tuple(extra.shape)}; expected {(K,)} or {(B, K)}")
+            added = extra.to(unary).clamp(min=FORBIDDEN).expand(B, K)
+            unary = unary.index_put((torch.arange(B, device=at.device), at), added, accumulate=True)
         parents = torch.arange(T - 1, device=y.device).expand(B, -1)
-        labelling = Labelling(y, nodes, None if nodes is None else nodes[:, 1:], parents, order, T)
-        return standard_form(name, unary, pairwise, labelling)
+        return standard_form(name, unary, pairwise, Labelling(y, nodes, nodes[:, 1:], parents, order, full))
 
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
         """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k])."""
@@ -78,27 +70,11 @@ class Chain(Forest):
         alpha = first
         for t, (u, table) in enumerate(zip(others, tables, strict=True), start=1):
             moved = reduce(alpha[:, :, None] + table, 1) + u
-            alpha = moved if target.nodes is None else torch.where(target.nodes[:, t, None], moved, alpha)
+            alpha = moved if target.full else torch.where(target.nodes[:, t, None], moved, alpha)
         return reduce(alpha, 1)
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_t) ``[B, T, K]`` and p(y_t, y_{t+1}) ``[B, T - 1, K, K]``, 0 on padding."""
         node, edge = mu
-        edge = torch.nn.functional.pad(edge, (0, 0, 0, 0, 1, 0))
+        edge = F.pad(edge, (0, 0, 0, 0, 1, 0))
         return target.in_input_order(node), target.in_input_order(edge)[:, 1:]
-
-
-def _with_ends(name: str, unary: Tensor, nodes: Tensor | None, ends: tuple[Any, ...]) -> Tensor:
-    """The unary scores with start added at each chain's first position, and end at its last."""
-    B, T, K = unary.shape
-    first = torch.zeros(B, dtype=torch.long, device=unary.device)
-    last = first + T - 1 if nodes is None else nodes.sum(1) - 1
-    for what, extra, at in zip(("start", "end"), ends, (first, last), strict=False):
-        if extra is None:
-            continue
-        if extra.shape not in ((K,), (B, K)):
-            raise ValueError(f"{name} got {what} scores of shape {tuple(extra.shape)}; expected ({K},) or ({B}, {K})")
-        rows = torch.arange(B, device=at.device)
-        added = extra.to(unary).clamp(min=FORBIDDEN).expand(B, K)
-        unary = unary.index_put((rows, at), added, accumulate=True)
-    return unary

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._parts import Parts, PartStructure, check_integers, check_parts, check_sizes, one_hot
+from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
+from proxsvm.structures._parts import Parts, PartStructure, before, check_parts, check_sizes
 
 
 class Dependencies(PartStructure):
@@ -27,25 +27,23 @@ class Dependencies(PartStructure):
         labelled = isinstance(scores, Tensor) and scores.dim() == 4
         u = check_parts(name, scores, "[B, T + 1, T + 1, R]" if labelled else "[B, T + 1, T + 1]")
         B, N = u.shape[:2]
-        if u.shape[2] != N or N < 2:
+        if N < 2:
             raise ValueError(
                 f"{name} got scores of shape {tuple(u.shape)}; expected [B, T + 1, T + 1] with T ≥ 1 words"
             )
         heads, *more = target if isinstance(target, (tuple, list)) else (target,)
         if target is not None:
             if len(more) not in (labelled, labelled + 1):
-                raise TypeError(
-                    f"{name} got a target that is not ({'heads, labels' if labelled else 'heads'}[, lengths])"
-                )
+                expected = "heads, labels" if labelled else "heads"
+                raise TypeError(f"{name} got a target that is not ({expected}[, lengths])")
             lengths = more[labelled] if len(more) > labelled else None
         sizes = check_sizes(name, lengths, (N - 1,), u)
-        node = torch.arange(N, device=u.device)
-        real = node <= sizes[:, None]
+        node, real = torch.arange(N, device=u.device), before(N, sizes + 1)
         arcs = real[:, :, None] & real[:, None] & (node > 0) & (node[:, None] != node)
         phi = torch.zeros_like(u[..., 0] if labelled else u)
         if target is not None:
             word = real[:, 1:]
-            heads = torch.where(word, check_integers(name, "heads", heads, (B, N - 1)), 0)
+            heads = torch.where(word, integer_target(name, heads, (B, N - 1), "heads"), 0)
             require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
             self.check(name, heads, word)
             phi = F.pad(one_hot(u, heads, N).transpose(1, 2), (1, 0)) * arcs
@@ -53,7 +51,7 @@ class Dependencies(PartStructure):
             R, arcs = u.shape[3], arcs[..., None]
             kinds = torch.zeros(B, N - 1, dtype=torch.long, device=u.device)
             if target is not None:
-                kinds = torch.where(word, check_integers(name, "labels", more[0], (B, N - 1)), 0)
+                kinds = torch.where(word, integer_target(name, more[0], (B, N - 1), "labels"), 0)
             require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
             phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
         return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)
@@ -73,7 +71,7 @@ class Dependencies(PartStructure):
 
     def labels(self, phi: Tensor, target: Parts) -> Any:
         """Heads ``[B, T]``, or (heads, labels), 0 on padding."""
-        real = torch.arange(phi.shape[1] - 1, device=phi.device) < target.sizes[:, None]
+        real = before(phi.shape[1] - 1, target.sizes)
         arcs = phi[:, :, 1:] if phi.dim() == 3 else phi[:, :, 1:].amax(3)
         heads = arcs.argmax(1) * real
         return heads if phi.dim() == 3 else (heads, phi[:, :, 1:].amax(1).argmax(2) * real)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from proxsvm._extras import load
-from proxsvm._scores import detached, inner, require, widened
-from proxsvm.structures.base import Reduce, Structure, maximum
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
+from proxsvm._scores import integer_target, require, widened
+from proxsvm.structures._parts import Array, unpack
+from proxsvm.structures.base import Structure
 
 
 class Image(NamedTuple):
@@ -40,32 +39,32 @@ def scipy_cut(gain: Array, right: Array, down: Array) -> Array:
     array([[ True,  True]])
     """
     sparse, csgraph = load("scipy.sparse", extra="grid"), load("scipy.sparse.csgraph", extra="grid")
-    weight = np.zeros(gain.shape)
-    weight[:, :-1] += right
-    weight[:, 1:] += right
-    weight[:-1] += down
-    weight[1:] += down
-    V, limit = gain.size, np.clip(gain, -weight, weight)
-    at = np.arange(V).reshape(gain.shape)
-    a = np.concatenate([at[:, :-1].ravel(), at[:-1].ravel()])
-    b = np.concatenate([at[:, 1:].ravel(), at[1:].ravel()])
+    V, pixel = gain.size, np.arange(gain.size).reshape(gain.shape)
+    a = np.concatenate([pixel[:, :-1].ravel(), pixel[:-1].ravel()])
+    b = np.concatenate([pixel[:, 1:].ravel(), pixel[1:].ravel()])
     w = np.concatenate([right.ravel(), down.ravel()])
-    pixel, source, sink = at.ravel(), np.full(V, V), np.full(V, V + 1)
-    tail = np.concatenate([source, pixel, pixel, sink, a, b])
-    head = np.concatenate([pixel, source, sink, pixel, b, a])
-    rise, fall, none = np.maximum(limit, 0).ravel(), np.maximum(-limit, 0).ravel(), np.zeros(V)
+    weight = (np.bincount(a, w, V) + np.bincount(b, w, V)).reshape(gain.shape)
+    limit = np.clip(gain, -weight, weight).ravel()
+    rise, fall, none = np.maximum(limit, 0), np.maximum(-limit, 0), np.zeros(V)
+    source, sink, inner = np.full(V, V), np.full(V, V + 1), pixel.ravel()
+    tail = np.concatenate([source, inner, inner, sink, a, b])
+    head = np.concatenate([inner, source, sink, inner, b, a])
     left = np.concatenate([rise, none, fall, none, w, w])  # what each arc can still carry
     flow = left_over = min(rise.sum(), fall.sum())  # the largest flow, and the largest that may be missing
+
+    def graph(arcs: Array, values: Array) -> Any:
+        return sparse.csr_matrix((values, (tail[arcs], head[arcs])), shape=(V + 2, V + 2))
+
+    every = np.arange(len(tail))
     while left_over > 1e-12 * flow:
         scale = (2**31 - 1) / (4 * left_over)  # residuals are sums of capacities
         whole = np.floor(np.minimum(left, 2 * left_over) * scale).astype(np.int32)
-        graph = sparse.csr_matrix((whole, (tail, head)), shape=(V + 2, V + 2))
-        moved = csgraph.maximum_flow(graph, V, V + 1).flow[tail, head]
+        moved = csgraph.maximum_flow(graph(every, whole), V, V + 1).flow[tail, head]
         left = np.maximum(left - np.asarray(moved).ravel() / scale, 0.0)
         left_over = min(len(tail) / scale, left_over / 2)
-    open_arcs = left > 1e-12 * max(flow, 1e-300)
-    residual = sparse.csr_matrix((open_arcs[open_arcs], (tail[open_arcs], head[open_arcs])), shape=(V + 2, V + 2))
+    open_arcs = np.flatnonzero(left > 1e-12 * max(flow, 1e-300))
     reached = np.zeros(V + 2, dtype=bool)
+    residual = graph(open_arcs, np.ones(len(open_arcs)))
     reached[csgraph.breadth_first_order(residual, V, return_predecessors=False)] = True
     return np.asarray(np.where(np.abs(gain) >= weight, gain > 0, reached[:V].reshape(gain.shape)))
 
@@ -136,8 +135,7 @@ class Grid(Structure):
                 f"{name} got right and down of shapes {tuple(right.shape)} and {tuple(down.shape)}; expected what "
                 f"expands to ({B}, {H}, {W - 1}) and ({B}, {H - 1}, {W})"
             ) from error
-        labels, mask = target if isinstance(target, (tuple, list)) else (target, None)
-        image = self._image(name, labels, mask, unary)
+        image = _image(name, *unpack(target, None), unary)
         unary, right, down = (
             torch.where(m, torch.where(u.isinf(), torch.nan, u), 0.0)
             for m, u in zip(image.inside(), (unary, right, down), strict=True)
@@ -146,25 +144,6 @@ class Grid(Structure):
             right, down = right.clamp(min=0), down.clamp(min=0)
         self._refuse_negative(name, right.detach(), down.detach())
         return (unary, right, down), image
-
-    def _image(self, name: str, labels: Any, mask: Any, unary: Tensor) -> Image:
-        shape = tuple(unary.shape)
-        if labels is None:
-            labels = torch.zeros(shape, dtype=torch.long, device=unary.device)
-        if not isinstance(labels, Tensor) or labels.is_floating_point():
-            raise TypeError(f"{name} got labels that are not an integer tensor; expected 0 and 1 (torch.long or bool)")
-        if tuple(labels.shape) != shape:
-            raise ValueError(f"{name} got labels of shape {tuple(labels.shape)}; expected that of the unary, {shape}")
-        if mask is None:
-            mask = torch.ones(shape, dtype=torch.bool, device=unary.device)
-        elif not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, torch.uint8) or tuple(mask.shape) != shape:
-            given = f"{tuple(mask.shape)}, {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"{name} got a mask of {given}; expected {shape}, torch.bool")
-        mask = mask.bool()
-        require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
-        labels = torch.where(mask, labels.long(), 0)
-        require((labels == 0) | (labels == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
-        return Image(labels, mask)
 
     def _refuse_negative(self, name: str, right: Tensor, down: Tensor) -> None:
         if self.exact:
@@ -183,8 +162,7 @@ class Grid(Structure):
 
     def cost(self, target: Image, scores: Any, table: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Δ: the number of wrong pixels."""
-        if table is not None:
-            raise ValueError("Grid counts wrong pixels; expected cost=None")
+        super().cost(target, scores, table)
         return ((1 - 2 * target.labels) * target.mask).to(scores[0]), None, None
 
     def size(self, target: Image, scores: Any) -> Tensor:
@@ -193,8 +171,7 @@ class Grid(Structure):
 
     def labels(self, phi: Any, target: Image) -> Tensor:
         """The image ``[B, H, W]``."""
-        labels: Tensor = phi[0].long()
-        return labels
+        return phi[0].long()  # type: ignore[no-any-return]
 
     def best(self, scores: Any, target: Image) -> tuple[Tensor, ...]:
         """By a cut of each image, on the CPU."""
@@ -206,7 +183,15 @@ class Grid(Structure):
         labels = torch.stack(found).to(unary.device).long() * target.mask
         return self.features(target._replace(labels=labels), scores)
 
-    def total(self, scores: Any, target: Image, reduce: Reduce) -> Tensor:
-        """The score of the best image; there is no sum over all of them."""
-        assert reduce is maximum
-        return inner(self.best(detached(scores), target), scores)
+
+def _image(name: str, labels: Any, mask: Any, unary: Tensor) -> Image:
+    """Labels, all 0 if None, and the mask, everything if None, checked."""
+    if labels is None:
+        labels = torch.zeros_like(unary, dtype=torch.long)
+    if mask is None:
+        mask = torch.ones_like(unary, dtype=torch.bool)
+    mask = integer_target(name, mask, unary.shape, "a mask").bool()
+    require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
+    labels = torch.where(mask, integer_target(name, labels, unary.shape, "labels"), 0)
+    require((labels == 0) | (labels == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
+    return Image(labels, mask)

@@ -1,4 +1,4 @@
-"""A tree of labels, each of which is on or off."""
+"""Labels that are on or off: independent, or tied to each other by a tree."""
 
 from __future__ import annotations
 
@@ -7,9 +7,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import binary_target, require, widened
+from proxsvm._scores import FORBIDDEN, integer_target, require, widened
+from proxsvm.structures.base import Reduce, Structure
 from proxsvm.structures.forest import Labelling
 from proxsvm.structures.tree import Tree
+
+
+class Labels(Structure):
+    """score(y) = Σ_l u_l y_l over y in {0, 1}^L: scores ``[B, L]``, target ``[B, L]`` of 0 and 1, integer or bool."""
+
+    def prepare(self, name: str, scores: Any, target: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Without a target, the labels are 0."""
+        u, y = _checked(name, scores, target)
+        return u.clamp(min=FORBIDDEN), y
+
+    def features(self, target: Tensor, scores: Tensor) -> Tensor:
+        """φ(y) = y."""
+        return target.to(scores)
+
+    def cost(self, target: Tensor, scores: Tensor, table: Tensor | None = None) -> Tensor:
+        """Δ: the number of wrong labels."""
+        super().cost(target, scores, table)
+        return (1 - 2 * target).to(scores)
+
+    def size(self, target: Tensor, scores: Tensor) -> Tensor:
+        """L."""
+        return torch.full_like(scores[:, 0], scores.shape[1])
+
+    def total(self, scores: Tensor, target: Tensor, reduce: Reduce) -> Tensor:
+        """Σ_l ⊕(0, u_l)."""
+        return reduce(torch.stack([torch.zeros_like(scores), scores], 2), 2).sum(1)
+
+    def excess(self, scores: Tensor, target: Tensor, reduce: Reduce) -> Tensor:
+        """Switching a label changes the score by ±u_l, so large scores do not cancel."""
+        _, truth = self.relative(scores, target)
+        return self.total((1 - 2 * target) * scores, target, reduce) - torch.where(truth.isfinite(), 0.0, truth)
+
+    def labels(self, phi: Tensor, target: Tensor) -> Tensor:
+        """0 and 1, ``[B, L]``."""
+        return phi.long()
 
 
 class LabelTree(Tree):
@@ -34,34 +70,23 @@ class LabelTree(Tree):
         """Every label is a node with the two states off and on."""
         if not isinstance(scores, (tuple, list)) or len(scores) != 2:
             raise TypeError(f"{name} with a tree needs the scores (u, pairwise); got a {type(scores).__name__}")
-        u, pairwise = scores
-        check_label_scores(name, u)
+        (u, labels), pairwise = _checked(name, scores[0], target), scores[1]
         B, L = u.shape
         if self.parents.shape != (L,):
             raise ValueError(f"{name} has a tree of {tuple(self.parents.shape)} labels, but the scores have {L}")
         if pairwise.shape not in ((L, 2, 2), (B, L, 2, 2)):
-            raise ValueError(
-                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected ({L}, 2, 2) or ({B}, {L}, 2, 2)"
-            )
-        if self.parents.device != u.device:
-            self.parents = self.parents.to(u.device)
-        labels = torch.zeros(B, L, dtype=torch.long, device=u.device) if target is None else binary(name, u, target)
+            expected = f"expected ({L}, 2, 2) or ({B}, {L}, 2, 2)"
+            raise ValueError(f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; {expected}")
+        self.parents = self.parents.to(u.device)  # copied once
         states = torch.stack([torch.zeros_like(u), u], 2)
         return super().prepare(name, (states, pairwise), (labels, self.parents.expand(B, L)))
 
 
-def check_label_scores(name: str, u: Any) -> Tensor:
-    """Scores ``[B, L]``; half precision becomes float32."""
+def _checked(name: str, u: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Scores ``[B, L]``, half precision as float32, and a target of 0 and 1; 0 if None."""
     if not isinstance(u, Tensor) or u.dim() != 2 or u.numel() == 0:
         given = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
         raise ValueError(f"{name} got label scores of {given}; expected [B, L], and no tuple without a tree")
-    return widened(u)
-
-
-def binary(name: str, u: Tensor, target: Any) -> Tensor:
-    """A target of 0 and 1 of the scores' shape, as integers."""
-    y = binary_target(name, target)
-    if y.shape != u.shape:
-        raise ValueError(f"{name} got a target of shape {tuple(y.shape)}; expected {tuple(u.shape)}")
+    y = torch.zeros_like(u, dtype=torch.long) if target is None else integer_target(name, target, u.shape)
     require((y == 0) | (y == 1), f"{name} got a target that is not 0 or 1")
-    return y
+    return widened(u), y

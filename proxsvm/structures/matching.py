@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from proxsvm._extras import load
-from proxsvm._scores import FORBIDDEN, detached, inner, require
-from proxsvm.structures._parts import Parts, PartStructure, check_integers, check_parts, check_sizes, one_hot
-from proxsvm.structures.base import Reduce
+from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
+from proxsvm.structures._parts import Parts, PartStructure, before, check_parts, check_sizes, lowered, unpack
 
 
 class Matching(PartStructure):
@@ -37,41 +36,28 @@ class Matching(PartStructure):
         """Columns become indicators."""
         u = check_parts(name, scores, "[B, n, m]")
         B, n, m = u.shape
-        if isinstance(target, (tuple, list)) and len(target) == 2:
-            target, sizes = target
+        target, sizes = unpack(target, sizes)
         size = check_sizes(name, sizes, (n, m), u)
-        require(
-            size[:, 0] <= size[:, 1], f"{name} got more rows than columns; expected n ≤ m, or the scores transposed"
-        )
-        row, column = (torch.arange(k, device=u.device) < size[:, i, None] for i, k in enumerate((n, m)))
-        inside = row[:, :, None] & column[:, None]
+        wide = f"{name} got more rows than columns; expected n ≤ m, or the scores transposed"
+        require(size[:, 0] <= size[:, 1], wide)
+        row = before(n, size[:, 0])
+        inside = row[:, :, None] & before(m, size[:, 1])[:, None]
         phi = torch.zeros_like(u)
         if target is not None:
-            y = torch.where(row, check_integers(name, "columns", target, (B, n)), 0)
+            y = torch.where(row, integer_target(name, target, (B, n), "columns"), 0)
             require((y >= 0) & (y < size[:, 1:]), f"{name} got a column outside [0, m), those of the scores")
             phi = one_hot(u, y, m) * inside
             require(phi.sum(1) <= 1, f"{name} got a column that two rows share")
         return torch.where(inside, u, 0.0), Parts(phi, size)
 
     def best(self, scores: Tensor, target: Parts) -> Tensor:
-        """By scipy, on the CPU."""
+        """By scipy, on the CPU; forbidden pairs are not used where that is possible."""
         assign = load("scipy.optimize", extra="grid").linear_sum_assignment
-        phi = torch.zeros_like(scores)
-        for b, (u, (n, m)) in enumerate(
-            zip(scores.detach().double().cpu().numpy(), target.sizes.tolist(), strict=True)
-        ):
-            u = np.nan_to_num(u[:n, :m])
-            usual = u[u > FORBIDDEN / 2]
-            if len(usual) < u.size:  # forbidden pairs are so low that they are not used where that is possible
-                low, high = (usual.min(), usual.max()) if len(usual) else (0.0, 0.0)
-                u = np.where(u > FORBIDDEN / 2, u, low - (n + 1) * (high - low + 1))
-            rows, columns = assign(u, maximize=True)
+        phi, arrays = torch.zeros_like(scores), scores.detach().double().nan_to_num().cpu().numpy()
+        for b, (n, m) in enumerate(target.sizes.tolist()):
+            rows, columns = assign(lowered(arrays[b, :n, :m], n)[0], maximize=True)
             phi[b, torch.as_tensor(rows), torch.as_tensor(columns)] = 1
         return phi
-
-    def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
-        """The score of the best matching; there is no sum over all of them."""
-        return inner(self.best(detached(scores), target), scores)
 
     def labels(self, phi: Tensor, target: Parts) -> Tensor:
         """The column of every row, 0 on padding."""
@@ -96,7 +82,7 @@ class Birkhoff:
         """μ ``[B, n m]``."""
         cp, (B, n, m) = load("cvxpy", extra="qp"), self.scores.shape
         mu = cp.Variable((B, n * m), nonneg=True)
-        row, column = (np.arange(k) < self.sizes[:, i, None].cpu().numpy() for i, k in enumerate((n, m)))
+        row, column = (before(k, self.sizes[:, i]).cpu().numpy() for i, k in enumerate((n, m)))
         allowed = (row[:, :, None] & column[:, None] & (self.scores > FORBIDDEN / 2).cpu().numpy()).reshape(B, -1)
         rows, columns = np.kron(np.eye(n), np.ones((m, 1))), np.kron(np.ones((n, 1)), np.eye(m))
         return (mu,), [mu @ rows == row.astype(float), mu @ columns <= 1, cp.multiply(~allowed, mu) == 0], None

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from proxsvm._scores import require
-from proxsvm.structures._parts import PartStructure, at, check_integers, check_parts, check_sizes, one_hot
+from proxsvm._scores import integer_target, one_hot, require
+from proxsvm.structures._parts import Parts, PartStructure, at, before, check_parts, check_sizes
 from proxsvm.structures.base import Reduce
-
-
-class Segmentation(NamedTuple):
-    """φ(y) ``[B, T, L, K]``, the lengths ``[B]``, and the label of every position ``[B, T]``."""
-
-    phi: Tensor
-    sizes: Tensor
-    labels: Tensor
 
 
 class Segments(PartStructure):
@@ -36,7 +29,7 @@ class Segments(PartStructure):
 
     def prepare(  # type: ignore[override]
         self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Tensor, Segmentation]:
+    ) -> tuple[Tensor, Parts]:
         """Segments are converted to indicators of the shape of the scores."""
         u = check_parts(name, scores, "[B, T, L, K]")
         B, T, L, K = u.shape
@@ -50,10 +43,10 @@ class Segments(PartStructure):
         position, length = torch.arange(T, device=u.device), torch.arange(L, device=u.device)
         u = torch.where((position[:, None] + length < sizes[:, None, None])[..., None], u, 0.0)
         if target is None:
-            return u, Segmentation(torch.zeros_like(u), sizes, torch.zeros_like(u[:, :, 0, 0], dtype=torch.long))
-        real = position < sizes[:, None]
-        labels = torch.where(real, check_integers(name, "labels", target[0], (B, T)), 0)
-        ends = check_integers(name, "ends", target[1], (B, T)).bool() & real
+            return u, Parts(torch.zeros_like(u), sizes)
+        real = before(T, sizes)
+        labels = torch.where(real, integer_target(name, target[0], (B, T), "labels"), 0)
+        ends = integer_target(name, target[1], (B, T), "ends").bool() & real
         begins = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1) & real
         start = torch.where(begins, position, 0).cummax(1).values
         for ok, message in (
@@ -65,22 +58,21 @@ class Segments(PartStructure):
             require(ok, f"{name} got {message}")
         part = (start * L + (position - start).clamp(max=L - 1)) * K + labels
         phi = u.new_zeros(B, T * L * K).scatter_add(1, torch.where(ends, part, 0), ends.to(u))
-        return u, Segmentation(phi.reshape(u.shape), sizes, labels)
+        return u, Parts(phi.reshape(u.shape), sizes, labels)
 
     def _from_lists(self, name: str, target: list[Any], B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """(start, end, label) as labels, ends and lengths."""
-        labels, ends = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)
         if len(target) != B:
             raise ValueError(f"{name} got {len(target)} lists of segments; expected one per sample, {B}")
+        labels, ends, lengths = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long), [0] * B
         for i, segments in enumerate(target):
-            expected = 0
             for start, end, label in segments:
-                if start != expected or not start < end <= T:
-                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {expected} on")
-                labels[i, start:end], ends[i, end - 1], expected = label, 1, end
-        return labels, ends, torch.tensor([segments[-1][1] if segments else 0 for segments in target])
+                if start != lengths[i] or not start < end <= T:
+                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {lengths[i]} on")
+                labels[i, start:end], ends[i, end - 1], lengths[i] = label, 1, end
+        return labels, ends, torch.tensor(lengths)
 
-    def total(self, scores: Tensor, target: Segmentation, reduce: Reduce) -> Tensor:
+    def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
         """α_e = ⊕ over the last segment of α_start + its score."""
         B, T, L, _ = scores.shape
         start = torch.arange(T, device=scores.device)[:, None] - torch.arange(L, device=scores.device)
@@ -91,21 +83,18 @@ class Segments(PartStructure):
             alpha.append(reduce(torch.stack(alpha[: -n - 1 : -1], 1) + last[:, :n], 1))
         return at(torch.stack(alpha, 1), target.sizes)
 
-    def cost(self, target: Segmentation, scores: Tensor, table: Tensor | None = None) -> Tensor:
+    def cost(self, target: Parts, scores: Tensor, table: Tensor | None = None) -> Tensor:
         """How many positions of a segment have another label in y, or the sum of their costs."""
-        _, T, L, K = scores.shape
+        L, K = scores.shape[2:]
+        assert target.labels is not None
         each = 1 - one_hot(scores, target.labels, K) if table is None else table.to(scores).T[target.labels]
-        sums = torch.nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))  # up to each position
-        first = torch.arange(T, device=scores.device)
-        return torch.stack([sums[:, (first + n + 1).clamp(max=T)] - sums[:, first] for n in range(L)], 2)
+        return F.pad(each, (0, 0, 0, L - 1)).unfold(1, L, 1).cumsum(3).transpose(2, 3)
 
-    def size(self, target: Segmentation, scores: Tensor) -> Tensor:
+    def size(self, target: Parts, scores: Tensor) -> Tensor:
         """The number of positions."""
         return target.sizes.to(scores)
 
-    def labels(self, phi: Tensor, target: Segmentation) -> list[list[tuple[int, int, int]]]:
+    def labels(self, phi: Tensor, target: Parts) -> list[list[tuple[int, int, int]]]:
         """A list of (start, end, label) for each sample."""
-        found: list[list[tuple[int, int, int]]] = [[] for _ in phi]
-        for b, start, length, label in (phi > 0.5).nonzero().tolist():
-            found[b].append((start, start + length + 1, label))
-        return found
+        parts = (phi > 0.5).nonzero().tolist()
+        return [[(t, t + n + 1, k) for b, t, n, k in parts if b == i] for i in range(len(phi))]

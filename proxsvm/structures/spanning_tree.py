@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, detached, inner
-from proxsvm.structures._parts import Parts, one_hot
+from proxsvm._scores import FORBIDDEN, one_hot
+from proxsvm.structures._parts import Array, Parts, before, lowered
 from proxsvm.structures.base import Reduce, maximum
 from proxsvm.structures.dependencies import Dependencies
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class SpanningTree(Dependencies):
@@ -32,17 +28,16 @@ class SpanningTree(Dependencies):
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
         """log det of the Laplacian with the root's scores in its first row, or the score of the best tree."""
         if reduce is maximum:
-            return inner(self.best(detached(scores), target), scores)
+            return super().total(scores, target, reduce)
         u = (scores if scores.dim() == 3 else reduce(scores, 3)).double()[:, :, 1:]
-        word = torch.arange(u.shape[2], device=u.device) < target.sizes[:, None]
+        word = before(u.shape[2], target.sizes)
         most = torch.where(word, u.detach().amax(1), 0.0)  # every word has one head: a column may be shifted
         weight = torch.where(word[:, None], (u - most[:, None]).exp(), 0.0)
         arc = weight[:, 1:]
         laplacian = torch.diag_embed(arc.sum(1) + ~word) - arc
         laplacian = torch.cat([weight[:, :1], laplacian[:, 1:]], 1)
         sign, log_det = torch.linalg.slogdet(laplacian)
-        total: Tensor = torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN)
-        return total.to(scores.dtype)
+        return torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN).to(scores.dtype)
 
     def best(self, scores: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
@@ -51,9 +46,8 @@ class SpanningTree(Dependencies):
         heads = torch.zeros(u.shape[0], u.shape[1] - 1, dtype=torch.long)
         for b, n in enumerate(sizes):
             heads[b, :n] = torch.from_numpy(best_heads(arrays[b, : n + 1, : n + 1]))
-        heads = heads.to(u.device)
-        word = torch.arange(heads.shape[1], device=u.device) < target.sizes[:, None]
-        phi = F.pad(one_hot(u, heads, u.shape[1]).transpose(1, 2) * word[:, None], (1, 0))
+        word = before(heads.shape[1], target.sizes)
+        phi = F.pad(one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2) * word[:, None], (1, 0))
         return phi if scores.dim() == 3 else phi[..., None] * one_hot(u, scores.argmax(3), scores.shape[3])
 
 
@@ -63,14 +57,11 @@ def best_heads(scores: Array) -> Array:
     >>> best_heads(np.array([[0.0, 2.0, 2.5], [0.0, 0.0, 3.0], [0.0, 2.0, 0.0]]))      # 2 + 3, and not 2.5 + 2
     array([0, 1])
     """
-    s = np.maximum(scores, FORBIDDEN)
+    N = len(scores)
+    s, spread = lowered(scores, 2 * N**2)
     np.fill_diagonal(s, -np.inf)
     s[:, 0] = -np.inf
-    usual = s[:, 1:][s[:, 1:] > FORBIDDEN / 2]
-    spread = 1 + (len(s) * (usual.max() - usual.min()) if len(usual) else 0)
-    s = np.where(s > FORBIDDEN / 2, s, (usual.min() if len(usual) else 0) - len(s) * 2 * spread)
-    np.fill_diagonal(s, -np.inf)
-    s[0, 1:] -= spread
+    s[0, 1:] -= N * spread  # a second child of the root costs more than any other arc gains
     return _arborescence(s)[1:]
 
 
@@ -81,9 +72,7 @@ def _arborescence(s: Array) -> Array:
     cycle = _cycle(heads)
     if cycle is None:
         return np.asarray(heads)
-    inside = np.zeros(len(s), dtype=bool)
-    inside[cycle] = True
-    outside = np.flatnonzero(~inside)
+    outside = np.setdiff1d(np.arange(len(s)), cycle)
     # The cycle is one node, last: an arc into it replaces the arc of its word, an arc out of it has the best tail.
     into = s[np.ix_(outside, cycle)] - s[heads[cycle], cycle]
     out = s[np.ix_(cycle, outside)]
@@ -101,14 +90,12 @@ def _arborescence(s: Array) -> Array:
 
 def _cycle(heads: Array) -> Array | None:
     """The nodes of a cycle of heads, or None."""
-    seen = np.zeros(len(heads), dtype=int)
-    for start in range(1, len(heads)):
-        v = start
-        while v > 0 and not seen[v]:
-            seen[v], v = start, heads[v]
-        if v > 0 and seen[v] == start:
-            cycle = [v]
-            while heads[cycle[-1]] != v:
-                cycle.append(heads[cycle[-1]])
-            return np.array(cycle)
-    return None
+    up = np.maximum(heads, 0)
+    for _ in range(len(heads).bit_length()):  # every pass doubles the number of arcs that are climbed
+        up = up[up]
+    if not up.any():
+        return None
+    cycle = [up.max()]  # climbed so far that it is on a cycle
+    while heads[cycle[-1]] != cycle[0]:
+        cycle.append(heads[cycle[-1]])
+    return np.array(cycle)

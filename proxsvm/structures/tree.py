@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import require
+from proxsvm._scores import integer_target, require
 from proxsvm.structures.base import Reduce
-from proxsvm.structures.forest import Forest, Labelling, check_labels, check_scores, real_nodes, standard_form
+from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
 
 _CYCLE = "{} got parents with a cycle: no root is reached from some node"
 
@@ -32,8 +32,6 @@ class Tree(Forest):
     tensor([[0, 0, 1]])
     """
 
-    ignore_index = -100
-
     def prepare(  # type: ignore[override]
         self, name: str, scores: Any, target: Any, *, parents: Any = None, sizes: Any = None
     ) -> tuple[Any, Labelling]:
@@ -43,32 +41,21 @@ class Tree(Forest):
             if not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
                 raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
             labels, parents, sizes = target if len(target) == 3 else (*target, None)
-        unary, pairwise, more = check_scores(name, scores)
+        unary, pairwise = check_scores(name, scores, "(unary, pairwise)")
         B, V, K = unary.shape
-        if more:
-            raise ValueError(f"{name} got {len(more) + 2} scores; expected (unary, pairwise)")
-        if pairwise.shape not in ((K, K), (V, K, K), (B, V, K, K)):
-            raise ValueError(
-                f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected [K, K] = ({K}, {K}), "
-                f"[V, K, K] = ({V}, {K}, {K}) or [B, V, K, K] = ({B}, {V}, {K}, {K})"
-            )
-        y, kept = check_labels(name, labels, unary, self.ignore_index)
-        nodes, is_mask = real_nodes(name, sizes, y, kept)
-        parents = _check_parents(name, parents, y, nodes, is_mask)
-        order = _by_depth(name, parents, nodes)
+        check_pairwise(name, pairwise, (K, K), (V, K, K), (B, V, K, K))
+        y, nodes, _, holes = check_nodes(name, labels, sizes, unary, self.ignore_index)
+        order, parents = _by_depth(name, _check_parents(name, parents, nodes, holes), nodes)
         rows = torch.arange(B, device=order.device)[:, None]
-        child = order[:, 1:]
-        edges = parents[rows, child] >= 0
-        at = torch.where(edges, order.argsort(1).gather(1, parents[rows, child].clamp(min=0)), 0)
         if pairwise.dim() > 2:
-            pairwise = pairwise.expand(B, V, K, K)[rows, child]
-        labelling = Labelling(y[rows, order], None if nodes is None else nodes[rows, order], edges, at, order, V)
+            pairwise = pairwise.expand(B, V, K, K)[rows, order[:, 1:]]
+        edges = parents[:, 1:] >= 0
+        labelling = Labelling(y[rows, order], nodes[rows, order], edges, parents[:, 1:].clamp(min=0), order)
         return standard_form(name, unary[rows, order], pairwise, labelling)
 
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
         """β_v[k] = unary[v, k] + Σ over children c of ⊕_j (pairwise[c, k, j] + β_c[j]); Σ over roots of ⊕ β."""
         unary, pairwise = scores
-        assert target.edges is not None
         V, K = unary.shape[1:]
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
         belief, real = list(unary.unbind(1)), target.edges.unbind(1)
@@ -79,8 +66,7 @@ class Tree(Forest):
             received = received.scatter_add(1, target.parents[:, e, None, None].expand(-1, 1, K), message[:, None])
         belief[0] = belief[0] + received[:, 0]
         of_node = reduce(torch.stack(belief, 1), 2)
-        is_root = ~F.pad(target.edges, (1, 0))
-        return torch.where(is_root if target.nodes is None else is_root & target.nodes, of_node, 0.0).sum(1)
+        return torch.where(target.nodes & ~F.pad(target.edges, (1, 0)), of_node, 0.0).sum(1)
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_v) ``[B, V, K]`` and p(y_parent(v), y_v) ``[B, V, K, K]``, 0 on padding and at the edge into a root."""
@@ -88,34 +74,32 @@ class Tree(Forest):
         return target.in_input_order(node), target.in_input_order(F.pad(edge, (0, 0, 0, 0, 1, 0)))
 
 
-def _check_parents(name: str, parents: Any, y: Tensor, nodes: Tensor | None, is_mask: bool) -> Tensor:
+def _check_parents(name: str, parents: Any, nodes: Tensor, holes: bool) -> Tensor:
     """The parents ``[B, V]``, −1 at roots and on padding; where a mask leaves a node out, its children move up."""
-    B, V = y.shape
     if parents is None:
         raise TypeError(f"{name} needs the trees: decode(scores, parents=parents)")
-    parents = torch.as_tensor(parents, device=y.device)
-    if parents.is_floating_point() or parents.shape != (B, V):
-        raise ValueError(f"{name} got parents of shape {tuple(parents.shape)}; expected ({B}, {V}) integers")
-    real = torch.ones_like(y, dtype=torch.bool) if nodes is None else nodes
-    parents = parents.long()
-    valid = (parents >= -1) & (parents < (V if is_mask else real.sum(1, keepdim=True)))
-    require(valid | ~real, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
+    V = nodes.shape[1]
+    parents = integer_target(name, torch.as_tensor(parents, device=nodes.device), nodes.shape, "parents")
+    valid = (parents >= -1) & (parents < (V if holes else nodes.sum(1, keepdim=True)))
+    require(valid | ~nodes, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
     parents = torch.where(valid, parents, -1)
-    if is_mask:
+    if holes:
         for _ in range(V.bit_length()):  # every pass doubles the number of masked ancestors that are skipped
             above = parents.clamp(min=0)
-            parents = torch.where((parents >= 0) & ~real.gather(1, above), parents.gather(1, above), parents)
-        require((parents < 0) | real.gather(1, parents.clamp(min=0)) | ~real, _CYCLE.format(name))
-    return torch.where(real, parents, -1)
+            parents = torch.where((parents >= 0) & ~nodes.gather(1, above), parents.gather(1, above), parents)
+        require((parents < 0) | nodes.gather(1, parents.clamp(min=0)) | ~nodes, _CYCLE.format(name))
+    return torch.where(nodes, parents, -1)
 
 
-def _by_depth(name: str, parents: Tensor, nodes: Tensor | None) -> Tensor:
-    """The indices of the nodes sorted by depth with padding last, ``[B, V]``."""
+def _by_depth(name: str, parents: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of the nodes sorted by depth with padding last, ``[B, V]``, and their parents in that order."""
     V = parents.shape[1]
-    depth, above = torch.zeros_like(parents), parents
-    for _ in range(V):
-        below = above >= 0
-        depth = depth + below
-        above = torch.where(below, parents.gather(1, above.clamp(min=0)), -1)
+    depth, above = (parents >= 0).long(), parents
+    for _ in range(V.bit_length()):  # every pass doubles the number of ancestors that are counted
+        up = above.clamp(min=0)
+        depth = depth + torch.where(above >= 0, depth.gather(1, up), 0)
+        above = torch.where(above >= 0, above.gather(1, up), -1)
     require(above < 0, _CYCLE.format(name))
-    return (depth if nodes is None else torch.where(nodes, depth, V + 1)).argsort(dim=1, stable=True)
+    order = torch.where(nodes, depth, V + 1).argsort(dim=1, stable=True)
+    at = torch.where(parents >= 0, order.argsort(1).gather(1, parents.clamp(min=0)), -1)
+    return order, at.gather(1, order)

@@ -101,12 +101,6 @@ def test_reductions_and_sample_weights_follow_torch(loss):
     torch.testing.assert_close(loss(reduction="none")(u, y, weight), weight * each)
 
 
-def test_a_weight_of_zero_leaves_the_sample_out():
-    u, y = torch.randn(5, K), torch.randint(K, (5,))
-    weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    torch.testing.assert_close(MultiClassHinge()(u, y, weight), MultiClassHinge()(u[:3], y[:3]))
-
-
 @pytest.mark.parametrize("shape", [(5,), (5, 2), (5, 2, 3)])
 def test_regression_takes_any_output_shape(shape):
     u, t = torch.randn(shape), torch.randn(shape)
@@ -141,18 +135,6 @@ def test_a_loss_moves_with_its_module():
     assert "smooth=True" in repr(MultiClassHinge(smooth=True))
 
 
-def test_where_the_margins_tie_the_direction_stays_in_the_hull():
-    u, y = torch.tensor([[3.0, 2.5, 2.5, *[-2.0] * 9]]), torch.tensor([0])
-    atom = MultiClassHinge(smooth=True).direction(u, y)
-    assert MultiClassHinge(smooth=True).smoothed(u, y).b(u) > 0
-    assert atom.s.sum() == pytest.approx(0, abs=1e-6)
-    far = torch.tensor([[3.0, 2.1, 2.1, *[-1.5] * 400]])
-    assert MultiClassHinge(smooth=True).smoothed(far, y).b(far) < 0  # so the hinge's own atom is taken, one of two
-    atom = MultiClassHinge(smooth=True).direction(far, y)
-    assert atom.s.sum() == 0
-    assert atom.b(far) == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize("loss", [MultiClassHinge(), MultiClassHinge(smooth=True), MultiClassHinge(torch.zeros(1, 1))])
 def test_a_single_class_has_no_rival(loss):
     u = torch.randn(3, 1, requires_grad=True)
@@ -171,7 +153,12 @@ def test_the_gradient_by_a_function_transform_and_with_a_graph(smooth):
     v = u.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(v * v, y), v, create_graph=True)
     (second,) = torch.autograd.grad(gradient.sum(), v)
-    torch.testing.assert_close(second, gradient / v)  # 2 p s and 2 p s v: s is a constant
+    if smooth:  # the second derivative of the cross-entropy
+        (expected,) = torch.autograd.grad(F.cross_entropy(v * v, y), v, create_graph=True)
+        (expected,) = torch.autograd.grad(expected.sum(), v)
+    else:  # 2 p s and 2 p s v: s is a constant
+        expected = gradient / v
+    torch.testing.assert_close(second, expected)
 
 
 def test_a_subclass_may_have_another_oracle():

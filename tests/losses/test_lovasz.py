@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxsvm import ProxProblem
 from proxsvm.losses import LovaszHinge
-from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import check_loss, verify
 
 
 def jaccard_loss(wrong: set[int], y: Tensor) -> float:
@@ -66,18 +63,6 @@ def test_a_batch_may_be_one_sample():
     torch.testing.assert_close(LovaszHinge(ignore_index=7)(u, y.clone().fill_(7)), torch.tensor(0.0))
 
 
-@pytest.mark.parametrize("per_image", [True, False])
-def test_it_is_a_support_function_and_can_be_verified(per_image):
-    loss = LovaszHinge(per_image=per_image)
-    check_loss(loss, torch.randn(3, 4, 4), torch.randint(2, (3, 4, 4)).where(torch.rand(3, 4, 4) < 0.9, -100))
-    w = torch.randn(3, requires_grad=True)
-    scores, target = torch.randn(2, 2, 3, 3) @ w, torch.randint(2, (2, 2, 3))
-    problem = ProxProblem.from_scores(loss, scores, target, [w], lr=1.0)
-    assert problem.gap(ExactQP().solve(problem)) == pytest.approx(0, abs=1e-6)
-    for solver in (SingleStepFW(), MultiStepFW(50)):
-        assert verify(problem, solver).ok
-
-
 U, Y = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.long)
 
 
@@ -93,11 +78,6 @@ U, Y = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.long)
 def test_bad_input_is_refused(scores, target, message):
     with pytest.raises((ValueError, TypeError), match=message):
         LovaszHinge()(scores, target)
-
-
-def test_scores_that_are_not_finite_make_the_loss_so():
-    for bad in (torch.nan, torch.inf):
-        assert not LovaszHinge()(U.index_fill(1, torch.tensor([1]), bad), Y.bool()).isfinite()
 
 
 @pytest.mark.parametrize("rare", [0.5, 1e-3])

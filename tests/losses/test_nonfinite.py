@@ -15,8 +15,6 @@ from tests.cases import MODELS, each_loss, expanded, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 B, T, K = 3, 4, 3
-CHAIN = torch.arange(-1, T - 1).expand(B, T)
-STAR = torch.tensor([-1, 0, 0, 0]).expand(B, T)
 
 
 @pytest.mark.parametrize("where", ["unary", "pairwise", "start", "end"])
@@ -59,59 +57,6 @@ def test_the_exact_qp_with_forbidden_transitions():
     assert not best.delta[1][illegal].any()
     for solver in (SingleStepFW(), MultiStepFW(20), CorrectiveFW(20)):
         assert verify(problem, solver).ok
-
-
-CASES = {
-    "chain": (ChainHinge(), (torch.zeros(2, 3, 4), torch.zeros(4, 4)), torch.zeros(2, 3, dtype=torch.long)),
-    "chain-smooth": (
-        ChainHinge(smooth=True),
-        (torch.zeros(2, 3, 4), torch.zeros(4, 4)),
-        torch.zeros(2, 3, dtype=torch.long),
-    ),
-    "tree": (
-        TreeHinge(),
-        (torch.zeros(2, 3, 4), torch.zeros(4, 4)),
-        (torch.zeros(2, 3, dtype=torch.long), torch.tensor([[-1, 0, 0]] * 2)),
-    ),
-    "grid": (
-        GridHinge(),
-        (torch.zeros(2, 3, 4), torch.zeros(2, 3, 3), torch.zeros(2, 2, 4)),
-        torch.zeros(2, 3, 4, dtype=torch.long),
-    ),
-    "grid-project": (
-        GridHinge(negative="project"),
-        (torch.zeros(2, 3, 4), torch.zeros(2, 3, 3), torch.zeros(2, 2, 4)),
-        torch.zeros(2, 3, 4, dtype=torch.long),
-    ),
-    "labels": (MultiLabelHinge(), (torch.zeros(2, 3),), torch.zeros(2, 3, dtype=torch.long)),
-    "label tree": (
-        MultiLabelHinge([-1, 0, 0]),
-        (torch.zeros(2, 3), torch.zeros(3, 2, 2)),
-        torch.zeros(2, 3, dtype=torch.long),
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("case", CASES)
-def test_scores_that_are_not_finite_skip_the_step(case, bad):
-    loss, scores, target = CASES[case]
-    for which in range(len(scores)):
-        weight = torch.ones(3, requires_grad=True)
-        given = [u * weight.sum() for u in scores]
-        given[which] = given[which].index_fill(0, torch.tensor([1]), bad)
-        optimizer = ProxOptimizer(loss, SingleStepFW(), [weight], lr=0.1)
-        value = loss(tuple(given) if len(given) > 1 else given[0], target)
-        assert not value.isfinite()
-        value.backward()
-        optimizer.step()
-        assert optimizer.skipped == 1
-        assert torch.equal(weight.detach(), torch.ones(3))
-
-
-def test_everything_at_minus_infinity_skips_the_step():
-    for loss, scores, target in (CASES[name] for name in ("chain", "chain-smooth", "tree", "grid")):
-        assert not loss(tuple(u - torch.inf for u in scores), target).isfinite()
 
 
 def test_a_normalised_cost_keeps_its_digits():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 
 import pytest
@@ -97,29 +96,6 @@ def test_the_regression_losses_are_torchs(shape, reduction):
         assert_same(lambda u: ours(u, y), lambda u: outputs * theirs(u, y), u)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (CrossEntropy(), F.cross_entropy),
-        (CrossEntropy(label_smoothing=0.1), functools.partial(F.cross_entropy, label_smoothing=0.1)),
-        (BinaryCrossEntropy(), F.binary_cross_entropy_with_logits),
-        (SquaredError(), F.mse_loss),
-        (Huber(), F.huber_loss),
-    ],
-    ids=["cross-entropy", "smoothing", "binary", "squared", "huber"],
-)
-def test_the_value_that_a_step_records_in_float32_is_torchs(ours, theirs, scale):
-    torch.manual_seed(0)
-    u = nn.Parameter(scale * (2 * torch.rand(64, 10, dtype=torch.float32) - 1))
-    y = torch.randint(10, (64,)) if isinstance(ours, CrossEntropy) else torch.randint(2, (64, 10)).float()
-    optimizer = ProxOptimizer(ours, SingleStepFW(), [u], lr=0.1)
-    expected = float(theirs(u.detach().double(), y if y.dim() == 1 else y.double())) * (1 if y.dim() == 1 else 10)
-    ours(u, y).backward()
-    assert float(optimizer.step()) == pytest.approx(expected, rel=1e-6)
-    assert float(optimizer.last.loss) == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("case", LOSSES, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_loss_computes_half_precision_scores_in_float32(case, dtype):
@@ -193,22 +169,6 @@ def test_the_lower_bound_is_reached_and_never_passed(seed, smoothing):
     torch.testing.assert_close(bce((weight * t / (1 - t)).log(), t), bound)
     assert CrossEntropy().lower_bound(u, y) is None
     assert not bce.lower_bound(u, (t > 0.5).to(u)).any()
-
-
-def test_any_smooth_convex_function_is_a_loss_in_five_lines():
-    class Exponential(SmoothLoss):
-        """Σ_j exp(−y_j u_j): the loss of boosting."""
-
-        def formula(self, scores, target):
-            return (-target * scores).exp().sum(1)
-
-    w, x, y = torch.randn(5, 3, requires_grad=True), torch.randn(6, 5), torch.randint(2, (6, 3)) * 2.0 - 1
-    problem = ProxProblem.from_scores(Exponential(), x @ w, y, [w], lr=0.5)
-    report = verify(problem, CorrectiveFW(60, tol=1e-8), tol=1e-5)
-    assert report.ok
-    assert report.optimal
-    by_hand = SmoothLoss(lambda u, y: (-y * u).exp().sum(1))
-    assert torch.equal(by_hand(x @ w, y), Exponential()(x @ w, y))
 
 
 def test_a_formula_of_the_wrong_shape_and_none_at_all_are_named():

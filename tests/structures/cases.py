@@ -25,6 +25,7 @@ from proxsvm.structures import (
     Structure,
     Tree,
 )
+from proxsvm.structures.label_tree import Labels
 
 B, T, K = 3, 4, 3
 
@@ -69,24 +70,14 @@ def tree(own: bool = False, sizes: Any = None) -> tuple[Any, Any, list[Any]]:
     return scores, target(torch.randint(K, (B, T))), [target(w.expand(B, T)) for w in words(T, K)]
 
 
-def label_tree() -> tuple[Any, Any, list[Any]]:
-    return (
-        (torch.randn(B, 4), torch.randn(4, 2, 2)),
-        torch.randint(2, (B, 4)),
-        [w.expand(B, 4) for w in words(4, 2)],
-    )
+def labels(tree: bool) -> tuple[Any, Any, list[Any]]:
+    scores = (torch.randn(B, 4), torch.randn(4, 2, 2)) if tree else (torch.randn(B, 4),)
+    return scores, torch.randint(2, (B, 4)), [w.expand(B, 4) for w in words(4, 2)]
 
 
-def grid(masked: bool = False) -> tuple[Any, Any, list[Any]]:
-    mask = torch.rand(B, 2, 3) < 0.7
-    mask[:, 0, 0] = True
-
-    def target(labels: Tensor) -> Any:
-        return (labels, mask) if masked else labels
-
+def grid() -> tuple[Any, Any, list[Any]]:
     scores = 2 * torch.randn(B, 2, 3), torch.rand(B, 2, 2), torch.rand(B, 1, 3)
-    every = [target(w.view(2, 3).expand(B, 2, 3)) for w in words(6, 2)]
-    return scores, target(torch.randint(2, (B, 2, 3))), every
+    return scores, torch.randint(2, (B, 2, 3)), [w.view(2, 3).expand(B, 2, 3) for w in words(6, 2)]
 
 
 # Structures whose samples have their own sizes: every labelling of each sample, padded to one shape, the last repeated.
@@ -221,7 +212,8 @@ STRUCTURES = [
         lambda: tree(own=True, sizes=holes()),
         lambda target: {"parents": target[1], "sizes": target[2]},
     ),
-    StructureCase("label-tree", lambda: LabelTree([-1, 0, 0, 1]), label_tree),
+    StructureCase("labels", Labels, lambda: labels(tree=False)),
+    StructureCase("label-tree", lambda: LabelTree([-1, 0, 0, 1]), lambda: labels(tree=True)),
     StructureCase("grid", Grid, grid),
     StructureCase("segments", Segments, segments),
     StructureCase("segments-lengths", Segments, lambda: segments([4, 1, 3]), lambda target: {"lengths": [4, 1, 3]}),

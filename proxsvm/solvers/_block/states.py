@@ -11,8 +11,7 @@ import torch
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses.hulls import Box, EntropySimplex, Hull, QuadraticBox, Simplex
-from proxsvm.losses.squared_hinge import RidgeBox
+from proxsvm.losses.hulls import EntropySimplex, Hull, QuadraticBox, Simplex
 from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
@@ -197,9 +196,7 @@ class AtomState(BlockState):
 
 EXACT: dict[type, Callable[[Any], BlockState]] = {
     Simplex: SimplexState,
-    Box: BoxState,
     QuadraticBox: BoxState,
-    RidgeBox: BoxState,
     EntropySimplex: EntropyState,
 }
 
