@@ -125,7 +125,7 @@ class RowBlocks(Blocks):
     def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
         if self.newton is not None or self._is_slow(now.gap, enough):
-            return self._newton_step(now)
+            return self._newton_step(now, enough)
         self.work += 5e4  # the evaluation, and what Python takes
         gap = self.scale * now.gap
         least, enough = SMALL_GAIN * gap / len(self.p), max(self.scale * enough, SMALL_REST * gap)
@@ -152,8 +152,8 @@ class RowBlocks(Blocks):
         times = missing / decades if decades > 0 else math.inf
         return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > PASSES[1]
 
-    def _newton_step(self, now: Evaluation) -> None:
-        """A step of Newton's method; its point becomes the current one where D rises."""
+    def _newton_step(self, now: Evaluation, enough: float) -> None:
+        """Steps of Newton's method; their point becomes the current one where D rises."""
         if self.newton is None:
             scores = self.problem.origin.scores
             assert isinstance(scores, Tensor)
@@ -163,7 +163,7 @@ class RowBlocks(Blocks):
             u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
             p = torch.as_tensor(self.p)
             self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
-        found = self.newton.step()
+        found = self.newton.solve(enough)
         if self.dual_of_zero + self.newton.dual(found) > now.dual:
             self.begin(FlatAtom(found.numpy(), self.bounds))
         self.idle += 1

@@ -114,19 +114,14 @@ class EntropyState(BlockState):
 
     def combination(self) -> FlatAtom:
         """s and c."""
-        return FlatAtom(self.mass[:, None] * self.alpha - self.q, -self.mass * (self.alpha * self._logs()).sum(1))
-
-    def _logs(self) -> Array:
-        """log α, and 0 where α = 0."""
-        logs: Array = np.log(self.alpha, out=np.zeros_like(self.alpha), where=self.alpha > 0)
-        return logs
+        entropy = torch.special.entr(torch.as_tensor(self.alpha)).numpy().sum(1)
+        return FlatAtom(self.mass[:, None] * self.alpha - self.q, self.mass * entropy)
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`; the gain is the divergence of α from the softmax."""
-        softmax = torch.as_tensor(v).log_softmax(1).numpy()
-        gain = self.mass * (self.alpha * (self._logs() - softmax)).sum(1)
         s, c = self.combination()
-        return gain, c + (s * v).sum(1) / 2
+        softmax = torch.as_tensor(v).log_softmax(1).numpy()
+        return -self.mass * (self.alpha * softmax).sum(1) - c, c + (s * v).sum(1) / 2
 
     def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over all classes."""
