@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from proxsvm._extras import eager
 from proxsvm._kernels.tensors import accumulator
 from proxsvm.metrics.base import Matrix, Metric, State, Tensors, dots
 from proxsvm.metrics.diagonal import Diagonal, bias_correction
@@ -139,7 +140,7 @@ def _rotated(x: Tensor, own: State, back: bool = False) -> Tensor:
     return y.reshape(x.shape)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+@eager
 def _basis(square: Tensor, basis: Tensor, first: bool) -> Tensor:
     """The eigenvectors of a mean of squares; later one step of orthogonal iteration from the present basis.
 

@@ -26,7 +26,7 @@ MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a 
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED, MAX_TRIES = 1e-9, 30  # φ is solved once a step promises less than this fraction of its value, or by rounding
 IDLE = 12  # steps without a better point, after which rounding is what is left
-LAST = 100.0  # a smooth φ needs one more step once that promises this multiple of the gap that is enough
+LAST = 30.0  # a smooth φ needs one more step once that promises this multiple of the gap that is enough
 
 
 def work(n: int, M: int, F: int) -> float:
