@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def eager(function: F) -> F:
-    """``function``, never traced by a compiler: ``torch.compiler.disable``, which imports all of it, only while tracing.
+    """``function``, never traced: ``torch.compiler.disable``, which imports the whole compiler, only while tracing.
 
     >>> eager(abs)(-2)
     2
@@ -22,7 +22,8 @@ def eager(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **options)
+            disable: Any = torch.compiler.disable
+            return disable(function)(*args, **options)
         return function(*args, **options)
 
     return cast(F, call)

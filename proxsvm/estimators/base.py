@@ -86,19 +86,22 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
                 + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
             )
-        features = features if hasattr(features, "tocoo") else torch.as_tensor(features)
-        problem = ProxProblem.from_features(
-            loss,
-            features,
-            torch.as_tensor(target),
-            lr=eta,
-            weight=torch.as_tensor(np.zeros((*out, features.shape[1]), X.dtype)),
-            sample_weight=None if omega is None else torch.as_tensor(omega),
-        )
-        point = self._solution(problem, eta, self._start(problem, target))
-        assert point.gap is not None
-        assert point.dual is not None
-        gap = problem.relative(point.gap, point)
+        for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
+            rows = features.astype(dtype, copy=False)
+            problem = ProxProblem.from_features(
+                loss,
+                rows if hasattr(rows, "tocoo") else torch.as_tensor(rows),
+                torch.as_tensor(target),
+                lr=eta,
+                weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
+                sample_weight=None if omega is None else torch.as_tensor(omega),
+            )
+            point = self._solution(problem, eta, self._start(problem, target))
+            assert point.gap is not None
+            assert point.dual is not None
+            gap = problem.relative(point.gap, point)
+            if gap <= max(self.tol, _rounding(problem)) or point.steps >= self.max_iter:
+                break
         if self.warm_start:
             self._before = point.atom, target, _fingerprint(loss)
         self.n_iter_ = max(point.steps, 1)
@@ -111,7 +114,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 exceptions.ConvergenceWarning,
                 stacklevel=3,
             )
-        w: Array = problem.displacement(point)[0].numpy()
+        w: Array = problem.displacement(point)[0].numpy().astype(X.dtype, copy=False)
         if self.fit_intercept:
             self.intercept_ = self.intercept_scaling * w[..., -1]
             return w[..., :-1]

@@ -24,7 +24,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         C: the weight of the loss.
         epsilon: the band of the first two losses, within which an error is free.
         loss: "epsilon_insensitive" (the default, ``L1Regression(epsilon)``), "squared_epsilon_insensitive"
-            (``SquaredError(epsilon)``), "squared_error" (ridge regression), "huber", or any loss of ``proxsvm.losses`` with one prediction per sample.
+            (``SquaredError(epsilon)``), "squared_error" (ridge regression), "huber", or any loss of
+            ``proxsvm.losses`` with one prediction per sample.
         tol: the certified relative gap (P − D)/P to reach.
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.

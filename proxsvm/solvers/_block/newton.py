@@ -58,7 +58,7 @@ class Newton:
         self.closed = isinstance(hull, ClosedHull)
         self.low, self.high = self._bounds()
         self.h = self.first = float(p @ self._losses(self.u) / p.sum()) or 1.0
-        self.floor, self.tries = FLOOR * self.first, 0
+        self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is
         self.center = s.t().contiguous()
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         if self.center.any():
@@ -124,7 +124,8 @@ class Newton:
         if self.closed:
             return self._flat(self.hull.tangent(self._shaped(s), self._shaped(moved)[None])[0]) / self.h
         free = (s > self.low) & (s < self.high)  # a box under a paraboloid
-        return (free & (s != 0) if getattr(self.hull, "band", 0.0) else free).to(s) * moved / self.hull.ridge
+        free = free & (s != 0) if getattr(self.hull, "band", 0.0) else free
+        return free.to(s) * moved / float(self.hull.ridge)
 
     def _direction(self, gradient: Tensor, enough: float) -> tuple[Tensor, Tensor]:
         """d = −Hessian⁻¹ gradient, and by how much it moves the scores, by conjugate gradients where these converge."""
@@ -175,7 +176,7 @@ class Newton:
             size = weight.abs().amax(0)
             rows = (size > 1e-6 * size.mean()).nonzero()[:, 0]
             X = self.X[rows]
-            products = X.t() @ (weight[:, rows].t()[:, :, None] * X[:, None]).reshape(len(rows), -1)
+            products = X.t() @ (weight[:, rows].t()[:, :, None] * X[:, None]).reshape(len(rows), (k + 1) * F)
             hessian[k, :, : k + 1] = products.reshape(F, k + 1, F)
         H = hessian.reshape(M * F, M * F)
         H = H.tril() + H.tril(-1).t()
@@ -204,7 +205,10 @@ class Newton:
         return self.s.t()
 
     def _step(self, enough: float) -> tuple[Tensor, float]:
-        """Move V along Newton's direction d, with a line search; returns X d, and twice the decrease that d promised."""
+        """Move V along Newton's direction d, with a line search; returns X d, and twice the decrease it promised."""
+        if self.solved:
+            self.center, self.h, self.tries = self.s, max(SHRINK * self.h, self.floor), 0
+            self.s = self._respond(self.U)
         gradient = (self.V - self._displacement(self.s)) / self.eta
         d, moved = self._direction(gradient, enough)
         t, promise = 1.0, -float((gradient * d).sum())
@@ -220,9 +224,8 @@ class Newton:
             self._slope(t, d, moved)
         self.V, self.U = self.V + t * d, self.U + t * moved
         self.tries += 1
-        if self.closed and (promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES):
-            self.center, self.h, self.tries = self.s, max(SHRINK * self.h, self.floor), 0
-            self.s = self._respond(self.U)
+        if self.closed:
+            self.solved = promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES
         return moved, promise
 
     def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
