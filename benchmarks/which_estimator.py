@@ -90,8 +90,8 @@ def main(options: Options) -> None:
                 rows.append(row)
     note = (
         f"Seconds until the objective is within {WITHIN:g} of the best: ours at that certified relative gap, "
-        f"scikit-learn's at the loosest tolerance (a grid of decades) that reaches the same objective; inf where no fit within "
-        f"{LIMIT:g} s does. No intercept."
+        f"scikit-learn's at the loosest tolerance (a grid of decades) that reaches the same objective; inf where no "
+        f"fit within {LIMIT:g} s does. No intercept."
     )
     write(options, "which_estimator", rows, note)
 
