@@ -190,8 +190,11 @@ class Newton:
                 return -(scale * torch.cholesky_solve((scale * gradient.reshape(-1))[:, None], L)[:, 0]).reshape(M, F)
         return -self.eta * gradient  # of the regularisation alone: the features overflow
 
-    def solve(self, enough: float) -> Tensor:
-        """Newton steps until a gap of ``enough`` is in reach, or one where φ is only a model; returns s, ``[n, M]``."""
+    def solve(self, enough: float) -> tuple[Tensor, Tensor, float]:
+        """Newton steps until a gap of ``enough`` is in reach, or one where φ is only a model of the dual.
+
+        Returns a dual point s, ``[n, M]``, its c, ``[n]``, and D up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η).
+        """
         for _ in range(STEPS):
             s = self.s
             moved, promise = self._step(enough)
@@ -201,8 +204,11 @@ class Newton:
             change = self._curve(s, moved)
             room = torch.where(change < 0, s - self.low, self.high - s).clamp(min=1e-300)
             s = s + change * (0.95 / (change.abs() / room).amax(0).clamp(min=0.95))  # within the hull
-            return s.t()
-        return self.s.t()
+        else:
+            s = self.s
+        offset: Tensor = self.hull.lift(self._shaped(s))
+        lam = self.p @ ((s * self.u).sum(0) + offset)
+        return s.t(), offset, float(lam - self._displacement(s).square().sum() / (2 * self.eta))
 
     def _step(self, enough: float) -> tuple[Tensor, float]:
         """Move V along Newton's direction d, with a line search; returns X d, and twice the decrease it promised."""
@@ -239,9 +245,3 @@ class Newton:
             return False
         self.h = self.floor = min(10 * self.floor, self.first)
         return True
-
-    def dual(self, s: Tensor) -> float:
-        """D of the dual point s, ``[n, M]``, up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η)."""
-        offset = self.hull.lift(s.reshape(self.shape))
-        lam = self.p @ ((s.t() * self.u).sum(0) + offset)
-        return float(lam - self._displacement(s.t()).square().sum() / (2 * self.eta))

@@ -143,9 +143,10 @@ class RowBlocks(Blocks):
         """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
-        stiffness = self.state.stiffness(self.model.h) if self.newton_work < math.inf else 0.0
-        if stiffness > STIFF or stiffness * len(self.p) > STIFF_TALL * self.W.size:
-            return True
+        if self.newton_work < math.inf:
+            stiffness = math.inf if isinstance(self.hull, EntropyBox) else self.state.stiffness(self.model.h)
+            if stiffness > STIFF or stiffness * len(self.p) > STIFF_TALL * self.W.size:
+                return True
         passes = len(self.history)
         if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False
@@ -165,9 +166,9 @@ class RowBlocks(Blocks):
             u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
             p = torch.as_tensor(self.p)
             self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
-        found = self.newton.solve(enough)
-        if self.dual_of_zero + self.newton.dual(found) > now.dual:
-            self.begin(FlatAtom(found.numpy(), self.bounds))
+        s_, c, dual = self.newton.solve(enough)
+        if self.dual_of_zero + dual > now.dual:
+            self.begin(FlatAtom(s_.numpy(), c.numpy()))
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0
