@@ -52,7 +52,8 @@ def tables(options: Options) -> dict[str, tuple[Any, np.ndarray, bool]]:
     found = {
         "tall": (scale(X), y, False),
         "wide": (scale(wide[0]), wide[1], False),
-        "dense (digits)": (digits[0] / 16, digits[1], False),
+        "dense (digits)": (scale(digits[0]), digits[1], False),
+        "dense (wine)": (scale(wine[0]), wine[1], False),
         "sparse (text-like)": (*text_like(n // 4), False),
         "unscaled (wine)": (*wine, False),
         "tall, real y": (*make_regression(n, 20, noise=10.0, random_state=0), True),
@@ -77,7 +78,7 @@ def main(options: Options) -> None:
     for title, (X, y, real) in tqdm(tables(options).items(), desc="which_estimator"):
         make: Any = LinearSVR if real else LinearSVM
         for loss, (losses, theirs) in (REAL if real else CLASSES).items():
-            for C in (0.01, 1.0):
+            for C in (0.01, 1.0, 100.0):
                 ours = partial(make, C=C, loss=loss, tol=WITHIN, **COMMON)
                 ours(max_iter=2).fit(X, y)  # loads the compiled loops
                 model, seconds = min(

@@ -58,7 +58,8 @@ class Newton:
         self.closed = isinstance(hull, ClosedHull)
         self.low, self.high = self._bounds()
         self.h = self.first = float(p @ self._losses(self.u) / p.sum()) or 1.0
-        self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is
+        self.floor = FLOOR * self.first if self.closed else self.first
+        self.tries, self.solved = 0, False  # whether φ is
         self.center = s.t().contiguous()
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         if self.center.any():
@@ -198,7 +199,7 @@ class Newton:
         for _ in range(STEPS):
             s = self.s
             moved, promise = self._step(enough)
-            if self.closed or promise <= LAST * enough:
+            if self.closed or promise <= max(LAST * enough, 1e-15 * self.first):
                 break
         if self.entropy:  # the displacement of s + (∂s/∂v) X d is V + d: its gap is of a higher order than that of s
             change = self._curve(s, moved)
@@ -241,7 +242,7 @@ class Newton:
 
     def relax(self) -> bool:
         """Raise h, because s has the rounding errors of v/h; False where it is as large as at first already."""
-        if not self.closed or self.floor >= self.first:
+        if self.floor >= self.first:
             return False
         self.h = self.floor = min(10 * self.floor, self.first)
         return True

@@ -25,7 +25,7 @@ SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean 
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
 PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
-STIFF, STIFF_TALL = 10.0, 50.0  # the curvature from which Newton's method is faster; ... times rows for each weight
+STIFF, TALL = 10.0, 15  # Newton's method is faster above this curvature, or with more rows than this for each weight
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -145,7 +145,7 @@ class RowBlocks(Blocks):
         self.history.append((self.work, self.least_gap))
         if self.newton_work < math.inf:
             stiffness = math.inf if isinstance(self.hull, EntropyBox) else self.state.stiffness(self.model.h)
-            if stiffness > STIFF or stiffness * len(self.p) > STIFF_TALL * self.W.size:
+            if stiffness > (0.0 if len(self.p) > TALL * self.W.size else STIFF):
                 return True
         passes = len(self.history)
         if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
