@@ -1,9 +1,32 @@
-"""Optional dependencies, imported when they are first needed."""
+"""Optional dependencies and heavy parts of torch, imported when they are first needed."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def eager(function: F) -> F:
+    """``function``, never traced: ``torch.compiler.disable``, which imports the whole compiler, only while tracing.
+
+    >>> eager(abs)(-2)
+    2
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            disable: Any = torch.compiler.disable
+            return disable(function)(*args, **options)
+        return function(*args, **options)
+
+    return cast(F, call)
 
 
 def load(module: str, extra: str) -> Any:

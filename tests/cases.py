@@ -186,6 +186,7 @@ LOSSES = [
         "binary-cross-entropy", lambda: BinaryCrossEntropy(pos_weight=class_weights()), lambda n: torch.rand(n, K)
     ),
     LossCase("squared-error", SquaredError, reals),
+    LossCase("squared-error-with-band", lambda: SquaredError(0.3), reals),
     LossCase("huber", lambda: Huber(0.7), reals),
     LossCase("squared-hinge", SquaredHinge, bits),
     LossCase("log-cosh", lambda: SmoothLoss(lambda u, y: (u - y).cosh().log().sum(1)), reals),

@@ -7,9 +7,9 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,38 +30,27 @@ TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the 
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
 
+@dataclass(eq=False, repr=False)
 class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     """min over w of ½‖w‖² + C Σ_i ω_i ℓ(x_i w; y_i), which is one proximal problem from w = 0 with η = C·Σω.
 
     The sample weights ω are 1 unless given, so that η = N·C.
     """
 
-    losses: tuple[str, ...] = ()  # the names that ``loss`` may have
+    losses: ClassVar[tuple[str, ...]] = ()  # the names that ``loss`` may have
+    if TYPE_CHECKING:
+        loss: Any  # a field of each estimator
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        loss: ConvexLoss | str | None = None,
-        *,
-        tol: float = 1e-4,
-        max_iter: int = 1000,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        verbose: int = 0,
-        solver: BlockFW | None = None,
-    ) -> None:
-        self.C = C
-        self.loss = loss
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.intercept_scaling = intercept_scaling
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.solver = solver
+    C: float = 1.0
+    _: KW_ONLY
+    tol: float = 1e-4
+    max_iter: int = 1000
+    fit_intercept: bool = True
+    intercept_scaling: float = 1.0
+    warm_start: bool = False
+    random_state: Any = 0
+    verbose: int = 0
+    solver: BlockFW | None = None
 
     def _check_options(self) -> None:
         for name in ("C", "intercept_scaling"):
@@ -97,19 +86,22 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
                 + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
             )
-        features = features if hasattr(features, "tocoo") else torch.as_tensor(features)
-        problem = ProxProblem.from_features(
-            loss,
-            features,
-            torch.as_tensor(target),
-            lr=eta,
-            weight=torch.as_tensor(np.zeros((*out, features.shape[1]), X.dtype)),
-            sample_weight=None if omega is None else torch.as_tensor(omega),
-        )
-        point = self._solution(problem, eta, self._start(problem, target))
-        assert point.gap is not None
-        assert point.dual is not None
-        gap = problem.relative(point.gap, point)
+        for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
+            rows = features.astype(dtype, copy=False)
+            problem = ProxProblem.from_features(
+                loss,
+                rows if hasattr(rows, "tocoo") else torch.as_tensor(rows),
+                torch.as_tensor(target),
+                lr=eta,
+                weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
+                sample_weight=None if omega is None else torch.as_tensor(omega),
+            )
+            point = self._solution(problem, eta, self._start(problem, target))
+            assert point.gap is not None
+            assert point.dual is not None
+            gap = problem.relative(point.gap, point)
+            if gap <= max(self.tol, _rounding(problem)) or point.steps >= self.max_iter:
+                break
         if self.warm_start:
             self._before = point.atom, target, _fingerprint(loss)
         self.n_iter_ = max(point.steps, 1)
@@ -122,7 +114,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 exceptions.ConvergenceWarning,
                 stacklevel=3,
             )
-        w: Array = problem.displacement(point)[0].numpy()
+        w: Array = problem.displacement(point)[0].numpy().astype(X.dtype, copy=False)
         if self.fit_intercept:
             self.intercept_ = self.intercept_scaling * w[..., -1]
             return w[..., :-1]
@@ -155,6 +147,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if feasible is None:  # only the same loss has the same hull for certain
             feasible = of_loss is not None and of_loss == _fingerprint(problem.origin.loss)
         return atom if feasible else None
+
+    def _sample_weight(self, sample_weight: Any, X: Any) -> Array | None:
+        if sample_weight is None:
+            return None
+        omega: Array = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        return omega
 
     def _scores(self, X: Any) -> Array:
         validation.check_is_fitted(self)

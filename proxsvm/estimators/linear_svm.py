@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from proxsvm.losses import (
     WestonWatkinsHinge,
 )
 from proxsvm.losses.base import ConvexLoss
-from proxsvm.solvers import BlockFW
 
 ClassifierMixin: Any = sklearn_base.ClassifierMixin
 multiclass = load("sklearn.utils.multiclass", extra="estimators")
@@ -33,6 +33,7 @@ def _is_likelihood(estimator: Any) -> bool:
     return estimator.loss == "log_loss" or isinstance(estimator.loss, CrossEntropy | BinaryCrossEntropy)
 
 
+@dataclass(eq=False, repr=False)
 class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     """min over w of ½‖w‖² + C Σ_i ℓ(x_i w; y_i), with Crammer and Singer's hinge unless another loss is given.
 
@@ -65,36 +66,11 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     ['a', 'b']
     """
 
-    losses = (*OF_CLASSES, "hinge", "squared_hinge")
+    losses: ClassVar[tuple[str, ...]] = (*OF_CLASSES, "hinge", "squared_hinge")
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        loss: ConvexLoss | str | None = None,
-        *,
-        class_weight: Any = None,
-        tol: float = 1e-4,
-        max_iter: int = 1000,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        verbose: int = 0,
-        solver: BlockFW | None = None,
-    ) -> None:
-        super().__init__(
-            C,
-            loss,
-            tol=tol,
-            max_iter=max_iter,
-            fit_intercept=fit_intercept,
-            intercept_scaling=intercept_scaling,
-            warm_start=warm_start,
-            random_state=random_state,
-            verbose=verbose,
-            solver=solver,
-        )
-        self.class_weight = class_weight
+    loss: ConvexLoss | str | None = None
+    _: KW_ONLY
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
         """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``, or an indicator matrix ``[n, L]``.
@@ -122,7 +98,11 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
             labels = labels[:, 1:] if len(self.classes_) == 2 else labels
         by_label = isinstance(loss, tuple(OF_LABELS.values()))
         target, K = (labels, labels.shape[1]) if by_label else (indices, len(self.classes_))
-        w = self._solve(loss, X, target, (K,), self._sample_weight(sample_weight, X, y))
+        omega = self._sample_weight(sample_weight, X)
+        if self.class_weight is not None:
+            of_class = class_weights.compute_sample_weight(self.class_weight, y).astype(X.dtype)
+            omega = of_class if omega is None else omega * of_class
+        w = self._solve(loss, X, target, (K,), omega)
         if K == 2 and not several:  # one vector separates two classes
             w, self.intercept_ = w[1:] - w[:1], self.intercept_[1:] - self.intercept_[:1]
         self.coef_, self._several = w, several
@@ -140,15 +120,6 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         names: dict[str, Any] = {**OF_CLASSES, **OF_LABELS} if several else {**OF_LABELS, **OF_CLASSES}
         loss: ConvexLoss = names[self.loss or ("hinge" if several else "crammer_singer")]()
         return loss
-
-    def _sample_weight(self, sample_weight: Any, X: Any, y: Any) -> Array | None:
-        omega: Array | None = None
-        if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        if self.class_weight is not None:
-            of_class = class_weights.compute_sample_weight(self.class_weight, y).astype(X.dtype)
-            omega = of_class if omega is None else omega * of_class
-        return omega
 
     def decision_function(self, X: Any) -> Array:
         """The scores, ``[n, K]``; for two classes ``[n]``, positive for ``classes_[1]``."""

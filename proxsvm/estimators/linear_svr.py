@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import LinearEstimator, sklearn_base, validation
+from proxsvm.estimators.base import LinearEstimator, sklearn_base
 from proxsvm.losses import Huber, L1Regression, SquaredError
 from proxsvm.losses.base import ConvexLoss
-from proxsvm.solvers import BlockFW
 
 RegressorMixin: Any = sklearn_base.RegressorMixin
 
 
+@dataclass(eq=False, repr=False)
 class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     """min over w of ½‖w‖² + C Σ_i max(0, |x_i w − y_i| − ε), or with another regression loss in its place.
 
@@ -21,9 +22,10 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
 
     Args:
         C: the weight of the loss.
-        epsilon: the band of the default loss, within which an error is free.
-        loss: "epsilon_insensitive" (the default, ``L1Regression(epsilon)``), "squared_error" (ridge regression),
-            "huber", or any loss of ``proxsvm.losses`` with one prediction per sample.
+        epsilon: the band of the first two losses, within which an error is free.
+        loss: "epsilon_insensitive" (the default, ``L1Regression(epsilon)``), "squared_epsilon_insensitive"
+            (``SquaredError(epsilon)``), "squared_error" (ridge regression), "huber", or any loss of
+            ``proxsvm.losses`` with one prediction per sample.
         tol: the certified relative gap (P − D)/P to reach.
         max_iter: at most this many passes over the data.
         fit_intercept: learn an intercept, as the weight of a constant feature.
@@ -41,36 +43,10 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     [7.0]
     """
 
-    losses = "epsilon_insensitive", "squared_error", "huber"
+    losses: ClassVar[tuple[str, ...]] = "epsilon_insensitive", "squared_epsilon_insensitive", "squared_error", "huber"
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        epsilon: float = 0.0,
-        loss: ConvexLoss | str | None = None,
-        *,
-        tol: float = 1e-4,
-        max_iter: int = 1000,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1.0,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        verbose: int = 0,
-        solver: BlockFW | None = None,
-    ) -> None:
-        super().__init__(
-            C,
-            loss,
-            tol=tol,
-            max_iter=max_iter,
-            fit_intercept=fit_intercept,
-            intercept_scaling=intercept_scaling,
-            warm_start=warm_start,
-            random_state=random_state,
-            verbose=verbose,
-            solver=solver,
-        )
-        self.epsilon = epsilon
+    epsilon: float = 0.0
+    loss: ConvexLoss | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.
@@ -79,11 +55,14 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         """
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)
-        names = {"epsilon_insensitive": L1Regression(self.epsilon), "squared_error": SquaredError(), "huber": Huber()}
+        names = {
+            "epsilon_insensitive": L1Regression(self.epsilon),
+            "squared_epsilon_insensitive": SquaredError(self.epsilon),
+            "squared_error": SquaredError(),
+            "huber": Huber(),
+        }
         loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
-        omega = None
-        if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        omega = self._sample_weight(sample_weight, X)
         self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), (), omega)
         return self
 

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm.losses._targets import RegressionLoss, summed
+from proxsvm.losses.base import Reduction
 from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
 class SquaredError(RegressionLoss, SmoothLoss):
-    """ℓ(u; y) = Σ_j (u_j − y_j)², summed over the m outputs of a sample: m times ``torch.nn.MSELoss``.
+    """ℓ(u; y) = Σ_j max(0, |u_j − y_j| − ε)², summed over the m outputs of a sample.
 
-    Atoms: every s, with c = −⟨s, y⟩ − ‖s‖²/4. Scores and target ``[n, ...]``, the same shape.
+    Atoms: every s, with c = −⟨s, y⟩ − ε‖s‖₁ − ‖s‖²/4. Scores and target ``[n, ...]``, the same shape. With ε = 0 it is
+    m times ``torch.nn.MSELoss``; else the squared ε-insensitive loss of scikit-learn's ``LinearSVR``.
 
     >>> SquaredError()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor(5.)
     """
 
+    options = ("epsilon",)
+
+    def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        if not 0 <= epsilon < float("inf"):
+            raise ValueError(f"epsilon is {epsilon}; expected a band of a finite width, 0 or more")
+        self.epsilon = epsilon
+
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Σ_j (u_j − y_j)²."""
-        return summed((scores - target).square())
+        """Σ_j max(0, |u_j − y_j| − epsilon)²."""
+        error = scores - target
+        return summed((F.softshrink(error, self.epsilon) if self.epsilon else error).square())
 
     def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
         """All s, under a paraboloid."""
         infinite = torch.full_like(target, torch.inf)
-        return QuadraticBox(-infinite, infinite, target, ridge=0.5)
+        return QuadraticBox(-infinite, infinite, target, self.epsilon, ridge=0.5)

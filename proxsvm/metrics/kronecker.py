@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsvm._extras import eager
 from proxsvm._kernels.tensors import accumulator
 from proxsvm.metrics.base import Matrix, Metric, State, Tensors
 from proxsvm.metrics.diagonal import Diagonal, DiagonalMatrix, bias_correction
@@ -140,7 +141,7 @@ def _rotated(x: Tensor, own: State, back: bool = False) -> Tensor:
     return y.reshape(x.shape)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+@eager
 def _refresh(states: list[State]) -> None:
     """New bases: the eigenvectors of L and R at first, later one step of orthogonal iteration; equal sides at once.
 

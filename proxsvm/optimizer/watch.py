@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxsvm._extras import eager
 from proxsvm.optimizer.messages import INSIDE, SHARED
 from proxsvm.optimizer.record import Record
 
@@ -71,7 +72,7 @@ class _Watch:
         return _Watch, ()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@eager
 def criterion_of_several_optimizers_in_eager_mode(records: list[Record], value: Tensor) -> Tensor:
     """Which of several optimizers a value belongs to is in its graph, which a compiler does not have yet."""
     for record in records:

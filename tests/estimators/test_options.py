@@ -7,8 +7,10 @@ import pytest
 import torch
 from sklearn.datasets import load_iris, load_wine
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.preprocessing import scale
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, scale
 from sklearn.svm import LinearSVC
+from sklearn.svm import LinearSVR as SklearnSVR
 
 from proxsvm.estimators import LinearSVM, LinearSVR
 from proxsvm.losses import BinaryCrossEntropy, MultiClassHinge
@@ -129,3 +131,38 @@ def test_torchs_number_of_threads_is_as_before():
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_the_squared_band_is_that_of_scikit_learn(epsilon):
+    target = X[:, 0] + np.random.default_rng(0).standard_normal(len(X))
+    options = {"loss": "squared_epsilon_insensitive", "epsilon": epsilon, "tol": 1e-10, **NO_INTERCEPT}
+    ours = LinearSVR(**options).fit(X[:, 1:], target)
+    theirs = SklearnSVR(max_iter=100_000, **options).fit(X[:, 1:], target)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["crammer_singer", "log_loss"])
+def test_float32_on_columns_of_very_different_scales(loss):
+    Z = (X * np.logspace(-3, 3, 13)).astype(np.float32)
+    model = LinearSVM(loss=loss, tol=1e-3).fit(Z, y)  # a warning is an error
+    assert model.dual_gap_ <= 1e-3 * model.objective_
+    assert model.coef_.dtype == np.float32
+
+
+@pytest.mark.parametrize("C", [1.0, 100.0])
+def test_each_label_of_a_likelihood_is_solved_where_block_descent_is_slow(C):
+    Y = np.stack([y == 0, y != 1], 1).astype(int)
+    model = LinearSVM(loss="log_loss", C=C, tol=1e-6, fit_intercept=False).fit(X, Y)
+    alone = [LogisticRegression(C=C, tol=1e-8, fit_intercept=False, max_iter=10_000).fit(X, t) for t in Y.T]
+    np.testing.assert_allclose(model.coef_, np.vstack([other.coef_ for other in alone]), rtol=1e-2, atol=1e-2)
+
+
+def test_pandas_in_and_a_pipeline_with_set_output():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=[f"column {k}" for k in range(13)])
+    pipeline = make_pipeline(StandardScaler(), LinearSVM(C=0.1)).set_output(transform="pandas").fit(table, y)
+    assert list(pipeline[-1].feature_names_in_) == list(table.columns)
+    np.testing.assert_array_equal(pipeline.predict(table), LinearSVM(C=0.1).fit(X, y).predict(X))
+    with pytest.raises(ValueError, match="feature names"):
+        pipeline[-1].predict(table[table.columns[::-1]])

@@ -28,7 +28,7 @@ class FlatAtom(NamedTuple):
 
     def b(self, v: Array) -> Array:
         """⟨s, v⟩ + c, ``[n]``."""
-        value: Array = (self.s * v).sum(1) + self.offset
+        value: Array = np.einsum("nm,nm->n", self.s, v) + self.offset
         return value
 
 
@@ -48,9 +48,9 @@ class BlockState(ABC):
 
     overhead = 100.0
 
-    def is_stiff(self, h: Array) -> bool:
-        """Whether block descent would be slow, with the blocks' curvatures h, ``[n]``."""
-        return False
+    def stiffness(self, h: Array) -> float:
+        """The blocks' mean curvature, of which h, ``[n]``, is the quadratic part, over the hull's own; 0 if unknown."""
+        return 0.0
 
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:

@@ -12,142 +12,175 @@ there are more features than rows, it has as many coordinates as rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsvm.losses.base import Atom
-from proxsvm.losses.hulls import ClosedHull, EntropyBox, EntropySimplex
+from proxsvm.losses.hulls import ClosedHull, EntropyBox, EntropySimplex, Simplex
 
 STEPS = 25  # about as many as a problem takes
-CG_STEPS = 30  # of the method of conjugate gradients
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED, MAX_TRIES = 1e-9, 30  # φ is solved once a step promises less than this fraction of its value, or by rounding
 IDLE = 12  # steps without a better point, after which rounding is what is left
+LAST = 30.0  # a smooth φ needs one more step once that promises this multiple of the gap that is enough
 
 
 def work(n: int, M: int, F: int) -> float:
     """The time of a solve, in multiplications of a block step; inf where a matrix would be too large."""
     side = min(n, F)
     if M * side > MAX_SIDE or n * F > MAX_ENTRIES:
-        return float("inf")
-    products = M * (M + 1) / 2 * n * side**2 + (M * side) ** 3 / 3  # about five times as fast
-    return STEPS * (products / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
+        return math.inf
+    return STEPS * (factorisation(n, M, side) / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
-def is_floating(x: Any) -> bool:
-    """Whether x is a tensor of floating-point numbers."""
-    return isinstance(x, Tensor) and x.is_floating_point()
+def factorisation(n: int, M: int, F: int) -> float:
+    """The multiplications of a Hessian and its factorisation, about five times as fast as others."""
+    return M * (M + 1) / 2 * n * F**2 + (M * F) ** 3 / 3
 
 
 class Newton:
     """Newton steps from a dual point ``s``, [n, M]. ``X``: [n, F]; ``u``: [n, M], the scores at s = 0; all float64.
 
-    ``shape`` is that in which the hull takes s and v.
+    ``shape`` is that in which the hull takes s and v. Inside, scores and s are ``[M, n]``, which vectorises for any M.
     """
 
     def __init__(self, hull: Any, X: Tensor, p: Tensor, eta: float, u: Tensor, s: Tensor, shape: torch.Size) -> None:
-        tensors = {f.name: x.double() for f in fields(hull) if is_floating(x := getattr(hull, f.name))}
+        tensors = {f.name: getattr(hull, f.name) for f in fields(hull)}
+        tensors = {name: x.double() for name, x in tensors.items() if torch.is_tensor(x) and x.is_floating_point()}
         self.hull: Any = replace(hull, **tensors)
-        self.p, self.eta, self.u, self.shape = p, eta, u, shape
+        self.p, self.eta, self.u, self.shape = p, eta, u.t().contiguous(), shape
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
-        self.center, self.V = s, self._displacement(s)
-        self.U, nothing = u + self.X @ self.V.t(), torch.zeros_like(self.V)
-        if self._value(self.V, self.U) > self._value(nothing, u):  # block descent may be far from the primal solution
-            self.V, self.U = nothing, u
-        self.root: tuple[Tensor, Tensor] | None
-        self.h = self.first = float((p * self._best(u).b(self._shaped(u))).sum() / p.sum()) or 1.0
-        self.floor, self.tries = FLOOR * self.first, 0
-        self.iterative, self.root = True, None  # conjugate gradients, and the factor of their preconditioner
+        self.closed = isinstance(hull, ClosedHull)
+        self.low, self.high = self._bounds()
+        self.h = self.first = float(p @ self._losses(self.u) / p.sum()) or 1.0
+        self.floor = FLOOR * self.first if self.closed else self.first
+        self.tries, self.solved = 0, False  # whether φ is
+        self.center = s.t().contiguous()
+        self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
+        if self.center.any():
+            V = self._displacement(self.center)
+            U = self.u + V @ self.X.t()
+            if self._value(V, U) < self._value(self.V, self.U):  # block descent may be far from the primal solution
+                self.V, self.U = V, U
+        self.s = self._respond(self.U)
+        self.entropy = isinstance(hull, EntropySimplex | EntropyBox)
+        M, F = self.V.shape
+        steps = factorisation(n, M, F) / (2 * n * M * F + 1e5)  # of conjugate gradients, in the same time
+        self.cg_steps = 2 * int(steps) if self.entropy and steps > 10 else 0
+        self.root: tuple[Tensor, Tensor, Tensor] | None = None  # of the conjugate gradients' preconditioner
 
-    def _displacement(self, s: Tensor) -> Tensor:
-        return -self.eta * (self.p[:, None] * s).t() @ self.X
+    def _flat(self, x: Tensor) -> Tensor:
+        return x.reshape(len(self.p), -1).t().contiguous()
 
     def _shaped(self, x: Tensor) -> Tensor:
-        return x.reshape(self.shape)
+        return x.t().reshape(self.shape)
 
-    def _best(self, U: Tensor) -> Atom:
-        found: Atom = self.hull.best(self._shaped(U))
-        return found
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """low ≤ s ≤ high; a simplex has no upper bounds of its own."""
+        hull = self.hull
+        if isinstance(hull, EntropySimplex):
+            return -self._flat(hull.q), torch.full_like(self.u, torch.inf)
+        if isinstance(hull, EntropyBox):
+            return -self._flat(hull.a), self._flat(hull.b)
+        return (self.u, self.u) if isinstance(hull, Simplex) else (self._flat(hull.low), self._flat(hull.high))
+
+    def _displacement(self, s: Tensor) -> Tensor:
+        return -self.eta * (self.p * s) @ self.X
 
     def _respond(self, U: Tensor) -> Tensor:
         """s at the scores U."""
-        if isinstance(self.hull, ClosedHull):
-            atom = self.hull.nearest(self._shaped(U + self.h * self.center), U.new_tensor(self.h))
-        else:
-            atom = self._best(U)
-        assert isinstance(atom.s, Tensor)
-        return atom.s.reshape(U.shape)
-
-    def _curvature(self, s: Tensor) -> Tensor:
-        """∂s/∂v, ``[M, n, M]``."""
-        n, M = s.shape
-        if isinstance(self.hull, ClosedHull):
-            rows = torch.eye(M, dtype=s.dtype)[:, None].expand(M, n, M).reshape(M, *self.shape)
-            return self.hull.tangent(self._shaped(s), rows).reshape(M, n, M) / self.h
+        if isinstance(self.hull, EntropySimplex):
+            return self.low - self.low.sum(0) * U.softmax(0)
         if isinstance(self.hull, EntropyBox):
-            low, high = (s + self.hull.a.reshape(n, M)), (self.hull.b.reshape(n, M) - s)
-            return torch.diag_embed(low * high / (low + high).clamp(min=1e-300)).transpose(0, 1)
-        if not isinstance(self.hull, EntropySimplex):  # a box under a paraboloid
-            free = (s == ((self.U - self.hull.center.reshape(n, M)) / self.hull.ridge)).to(s)
-            return torch.diag_embed(free).transpose(0, 1) / float(self.hull.ridge)
-        alpha, mass = s + self.hull.q, self.hull.q.sum(1, keepdim=True)
-        outer = alpha.t()[:, :, None] * (alpha / torch.where(mass > 0, mass, 1.0))
-        return torch.diag_embed(alpha).transpose(0, 1) - outer
+            return self.low + (self.high - self.low) * U.sigmoid()
+        if self.closed:
+            return self._flat(self.hull.nearest(self._shaped(U + self.h * self.center), U.new_tensor(self.h)).s)
+        return self._flat(self.hull.best(self._shaped(U)).s)
 
-    def _direction(self, s: Tensor, gradient: Tensor) -> Tensor:
-        """−Hessian⁻¹ gradient, up to a tenth for a smooth loss."""
-        if isinstance(self.hull, EntropySimplex) and self.iterative:
-            found = self._conjugate_gradients(s + self.hull.q, gradient)
-            if found is not None or gradient.numel() > MAX_SIDE:
-                return gradient / -self.eta if found is None else found
-            self.iterative = False  # the weights of the samples differ by too much
-        return self._factorised(s, gradient)
+    def _losses(self, U: Tensor) -> Tensor:
+        """ℓ(U), ``[n]``."""
+        if isinstance(self.hull, EntropySimplex):
+            return (self.low * U).sum(0) - self.low.sum(0) * U.logsumexp(0)
+        if isinstance(self.hull, EntropyBox):
+            return (self.low * U + (self.high - self.low) * -torch.nn.functional.logsigmoid(-U)).sum(0)
+        found: Tensor = self.hull.best(self._shaped(U)).b(self._shaped(U))
+        return found
 
-    def _conjugate_gradients(self, alpha: Tensor, gradient: Tensor) -> Tensor | None:
-        """−Hessian⁻¹ gradient under the entropy, preconditioned by 1/η + XᵀpX/K, nearly the Hessian at 0."""
-        K, share = len(gradient), alpha / alpha.sum(1, keepdim=True).clamp(min=1e-300)
+    def _value(self, V: Tensor, U: Tensor) -> float:
+        """P at the displacement V, whose scores are U."""
+        return float(self.p @ self._losses(U) + V.square().sum() / (2 * self.eta))
+
+    def _curve(self, s: Tensor, moved: Tensor) -> Tensor:
+        """(∂s/∂v) times ``moved``, the change of the scores."""
+        if isinstance(self.hull, EntropySimplex):
+            alpha = s - self.low
+            return alpha * (moved + (alpha * moved).sum(0) / self.low.sum(0).clamp(max=-1e-300))
+        if isinstance(self.hull, EntropyBox):
+            return (s - self.low) * (self.high - s) / (self.high - self.low).clamp(min=1e-300) * moved
+        if self.closed:
+            return self._flat(self.hull.tangent(self._shaped(s), self._shaped(moved)[None])[0]) / self.h
+        free = (s > self.low) & (s < self.high)  # a box under a paraboloid
+        free = free & (s != 0) if getattr(self.hull, "band", 0.0) else free
+        return free.to(s) * moved / float(self.hull.ridge)
+
+    def _direction(self, gradient: Tensor, enough: float) -> tuple[Tensor, Tensor]:
+        """d = −Hessian⁻¹ gradient, and by how much it moves the scores, by conjugate gradients where these converge."""
+        found = self._conjugate_gradients(gradient, enough) if self.cg_steps else None
+        if found is None:
+            d = self._factorised(gradient)
+            return d, d @ self.X.t()
+        return found
+
+    def _conjugate_gradients(self, gradient: Tensor, enough: float) -> tuple[Tensor, Tensor] | None:
+        """Preconditioned by 1/η + XᵀpX/K, nearly the Hessian at 0, up to a tenth; once that promises little, until the
+        residual r moves the displacement of the dual point, V + d − ηr, by little as well."""
         if self.root is None:
-            gram = self.X.t() @ (self.p[:, None] * self.X) / K
+            gram = self.X.t() @ (self.p[:, None] * self.X) / max(len(gradient), 4 * isinstance(self.hull, EntropyBox))
             gram.diagonal().add_(1 / self.eta)
             scale = gram.diagonal().rsqrt()
             L, failed = torch.linalg.cholesky_ex(scale[:, None] * gram * scale)
             if failed:
-                return None
-            self.root = scale, L
-        scale, L = self.root
+                self.cg_steps = 0
+            self.root = gram, scale, L
+        gram, scale, L = self.root
         d, r = torch.zeros_like(gradient), -gradient
-        z = toward = scale * torch.cholesky_solve((scale * r).t(), L).t()
-        now = first = (r * z).sum()
-        for _ in range(CG_STEPS):
-            moved = self.X @ toward.t()
-            curved = self.p[:, None] * alpha * (moved - (share * moved).sum(1, keepdim=True))
-            image = curved.t() @ self.X + toward / self.eta
-            step = now / (toward * image).sum()
-            d, r = d + step * toward, r - step * image
+        toward, moved, before, first = torch.zeros_like(gradient), torch.zeros_like(self.s), 1.0, math.inf
+        for step in range(self.cg_steps):
             z = scale * torch.cholesky_solve((scale * r).t(), L).t()
-            now, before = (r * z).sum(), now
-            if now <= 1e-2 * first:
-                return d
+            now = float((r * z).sum())
+            first = now if step == 0 else first
+            if now <= 1e-2 * first and (
+                -float((d * gradient).sum()) > LAST * enough or self.eta**2 * float((r @ gram * r).sum()) <= enough / 2
+            ):
+                return d, moved
             toward = z + now / before * toward
+            along = toward @ self.X.t()
+            image = (self.p * self._curve(self.s, along)) @ self.X + toward / self.eta
+            size, before = now / float((toward * image).sum()), now
+            d, moved, r = d + size * toward, moved + size * along, r - size * image
+        self.cg_steps = 0  # the weights of the samples differ by too much
         return None
 
-    def _factorised(self, s: Tensor, gradient: Tensor) -> Tensor:
-        """−Hessian⁻¹ gradient; the Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
+    def _factorised(self, gradient: Tensor) -> Tensor:
+        """The Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
         M, F = gradient.shape
-        curvature, hessian = self._curvature(s), torch.zeros(M, F, M, F, dtype=s.dtype)
+        hessian = torch.zeros(M, F, M, F, dtype=gradient.dtype)
         for k in range(M):
-            for l in range(k + 1):
-                weight = self.p * curvature[k, :, l]
-                rows = weight.nonzero()[:, 0]
-                X = self.X[rows]
-                hessian[k, :, l] = X.t() @ (weight[rows, None] * X)
-                hessian[l, :, k] = hessian[k, :, l]
+            unit = torch.zeros_like(self.s)
+            unit[k] = 1.0
+            weight = self.p * self._curve(self.s, unit)[: k + 1]
+            size = weight.abs().amax(0)
+            rows = (size > 1e-6 * size.mean()).nonzero()[:, 0]
+            X = self.X[rows]
+            products = X.t() @ (weight[:, rows].t()[:, :, None] * X[:, None]).reshape(len(rows), (k + 1) * F)
+            hessian[k, :, : k + 1] = products.reshape(F, k + 1, F)
         H = hessian.reshape(M * F, M * F)
+        H = H.tril() + H.tril(-1).t()
         H.diagonal().add_(1 / self.eta)
         scale = H.diagonal().rsqrt()
         H = scale[:, None] * H * scale
@@ -158,32 +191,54 @@ class Newton:
                 return -(scale * torch.cholesky_solve((scale * gradient.reshape(-1))[:, None], L)[:, 0]).reshape(M, F)
         return -self.eta * gradient  # of the regularisation alone: the features overflow
 
-    def step(self) -> Tensor:
-        """One Newton step with a line search; returns the new s."""
-        s = self._respond(self.U)
-        d = self._direction(s, (self.V - self._displacement(s)) / self.eta)
-        moved, t = self.X @ d.t(), 1.0
-        promise = -self._slope(0.0, d, moved)
-        low, high = 0.0, float("inf")
+    def solve(self, enough: float) -> tuple[Tensor, Tensor, float]:
+        """Newton steps until a gap of ``enough`` is in reach, or one where φ is only a model of the dual.
+
+        Returns a dual point s, ``[n, M]``, its c, ``[n]``, and D up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η).
+        """
+        for _ in range(STEPS):
+            s = self.s
+            moved, promise = self._step(enough)
+            if self.closed or promise <= max(LAST * enough, 1e-15 * self.first):
+                break
+        if self.entropy:  # the displacement of s + (∂s/∂v) X d is V + d: its gap is of a higher order than that of s
+            change = self._curve(s, moved)
+            room = torch.where(change < 0, s - self.low, self.high - s).clamp(min=1e-300)
+            s = s + change * (0.95 / (change.abs() / room).amax(0).clamp(min=0.95))  # within the hull
+        else:
+            s = self.s
+        offset: Tensor = self.hull.lift(self._shaped(s))
+        lam = self.p @ ((s * self.u).sum(0) + offset)
+        return s.t(), offset, float(lam - self._displacement(s).square().sum() / (2 * self.eta))
+
+    def _step(self, enough: float) -> tuple[Tensor, float]:
+        """Move V along Newton's direction d, with a line search; returns X d, and twice the decrease it promised."""
+        if self.solved:
+            self.center, self.h, self.tries = self.s, max(SHRINK * self.h, self.floor), 0
+            self.s = self._respond(self.U)
+        gradient = (self.V - self._displacement(self.s)) / self.eta
+        d, moved = self._direction(gradient, enough)
+        t, promise = 1.0, -float((gradient * d).sum())
+        low, high = 0.0, math.inf
         for _ in range(60):  # the slope has kinks, where Newton's step may overshoot
             ahead = self._slope(t, d, moved)
             if -0.5 * promise <= ahead <= 0.01 * promise:  # φ is convex: where the slope is negative, it has fallen
                 break
             low, high = (t, high) if ahead < 0 else (low, t)
-            t = 2 * t if high == float("inf") else (low + high) / 2
+            t = 2 * t if high == math.inf else (low + high) / 2
         else:
             t = low
+            self._slope(t, d, moved)
         self.V, self.U = self.V + t * d, self.U + t * moved
-        s = self._respond(self.U)
         self.tries += 1
-        if promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES:
-            self.center, self.h, self.tries = s, max(SHRINK * self.h, self.floor), 0
-        return s
+        if self.closed:
+            self.solved = promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES
+        return moved, promise
 
-    def _value(self, V: Tensor, U: Tensor) -> float:
-        """P at the displacement V, whose scores are U."""
-        losses = self._best(U).b(self._shaped(U))
-        return float((self.p * losses).sum() + V.square().sum() / (2 * self.eta))
+    def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
+        """The derivative of φ along d, at t, whose s becomes the current one."""
+        self.s = self._respond(self.U + t * moved)
+        return float(((self.V + t * d) * d).sum() / self.eta + (self.p * self.s * moved).sum())
 
     def relax(self) -> bool:
         """Raise h, because s has the rounding errors of v/h; False where it is as large as at first already."""
@@ -191,15 +246,3 @@ class Newton:
             return False
         self.h = self.floor = min(10 * self.floor, self.first)
         return True
-
-    def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
-        """The derivative of φ along d, at t."""
-        s = self._respond(self.U + t * moved)
-        return float(((self.V + t * d) * d).sum() / self.eta + (self.p[:, None] * s * moved).sum())
-
-    def dual(self, s: Tensor) -> float:
-        """D of the dual point s, up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η)."""
-        offset = self.hull.lift(self._shaped(s))
-        assert offset is not None
-        lam = self.p @ ((s * self.u).sum(1) + offset)
-        return float(lam - self._displacement(s).square().sum() / (2 * self.eta))

@@ -25,6 +25,7 @@ SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean 
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
 PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
+STIFF, TALL = 10.0, 15  # Newton's method is faster above this curvature, or with more rows than this for each weight
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -125,7 +126,7 @@ class RowBlocks(Blocks):
     def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
         """Iterate over the samples that can gain, then over those that gained, until little of the gap is left."""
         if self.newton is not None or self._is_slow(now.gap, enough):
-            return self._newton_step(now)
+            return self._newton_step(now, enough)
         self.work += 5e4  # the evaluation, and what Python takes
         gap = self.scale * now.gap
         least, enough = SMALL_GAIN * gap / len(self.p), max(self.scale * enough, SMALL_REST * gap)
@@ -142,8 +143,10 @@ class RowBlocks(Blocks):
         """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
-        if self.newton_work < math.inf and self.state.is_stiff(self.model.h):
-            return True
+        if self.newton_work < math.inf:
+            stiffness = math.inf if isinstance(self.hull, EntropyBox) else self.state.stiffness(self.model.h)
+            if stiffness > (0.0 if len(self.p) > TALL * self.W.size else STIFF):
+                return True
         passes = len(self.history)
         if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False
@@ -152,8 +155,8 @@ class RowBlocks(Blocks):
         times = missing / decades if decades > 0 else math.inf
         return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > PASSES[1]
 
-    def _newton_step(self, now: Evaluation) -> None:
-        """A step of Newton's method; its point becomes the current one where D rises."""
+    def _newton_step(self, now: Evaluation, enough: float) -> None:
+        """Steps of Newton's method; their point becomes the current one where D rises."""
         if self.newton is None:
             scores = self.problem.origin.scores
             assert isinstance(scores, Tensor)
@@ -163,9 +166,9 @@ class RowBlocks(Blocks):
             u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
             p = torch.as_tensor(self.p)
             self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
-        found = self.newton.step()
-        if self.dual_of_zero + self.newton.dual(found) > now.dual:
-            self.begin(FlatAtom(found.numpy(), self.bounds))
+        s_, c, dual = self.newton.solve(enough)
+        if self.dual_of_zero + dual > now.dual:
+            self.begin(FlatAtom(s_.numpy(), c.numpy()))
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0

@@ -16,7 +16,6 @@ from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
 ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
-STIFF = 10.0  # the mean curvature h m from which Newton's method is faster under the entropy
 MAX_ATOMS = 16  # per sample; above, those without weight are dropped
 
 
@@ -95,9 +94,9 @@ class EntropyState(BlockState):
 
     overhead = 500.0  # exponentials and logarithms
 
-    def is_stiff(self, h: Array) -> bool:
-        """See :meth:`BlockState.is_stiff`; the entropy's own curvature is 1 or more."""
-        return bool((h * self.mass).mean() > STIFF)
+    def stiffness(self, h: Array) -> float:
+        """See :meth:`BlockState.stiffness`; the entropy's own curvature is 1 or more."""
+        return float((h * self.mass).mean())
 
     def __init__(self, hull: EntropySimplex) -> None:
         self.q = to_numpy(hull.q)
@@ -110,25 +109,24 @@ class EntropyState(BlockState):
         total = alpha.sum(1, keepdims=True)
         even = np.full_like(alpha, 1 / alpha.shape[1])  # for a sample without weight
         self.alpha: Array = np.divide(alpha, total, out=even, where=total > 0)
+        self.now: FlatAtom | None = None  # s and c, once computed
 
     def combination(self) -> FlatAtom:
         """s and c."""
-        return FlatAtom(self.mass[:, None] * self.alpha - self.q, -self.mass * (self.alpha * self._logs()).sum(1))
-
-    def _logs(self) -> Array:
-        """log α, and 0 where α = 0."""
-        logs: Array = np.log(self.alpha, out=np.zeros_like(self.alpha), where=self.alpha > 0)
-        return logs
+        if self.now is None:
+            entropy = torch.special.entr(torch.as_tensor(self.alpha)).numpy() @ np.ones(self.alpha.shape[1])
+            self.now = FlatAtom(self.mass[:, None] * self.alpha - self.q, self.mass * entropy)
+        return self.now
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`; the gain is the divergence of α from the softmax."""
-        softmax = torch.as_tensor(v).log_softmax(1).numpy()
-        gain = self.mass * (self.alpha * (self._logs() - softmax)).sum(1)
         s, c = self.combination()
-        return gain, c + (s * v).sum(1) / 2
+        logs = torch.as_tensor(v).log_softmax(1).numpy()
+        return -self.mass * np.einsum("nk,nk->n", self.alpha, logs) - c, c + np.einsum("nk,nk->n", s, v) / 2
 
     def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
         """Over all classes."""
+        self.now = None
         return loops.entropy_sweep(order, least, model, self.mass, self.alpha)
 
 
