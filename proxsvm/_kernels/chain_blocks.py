@@ -1,9 +1,9 @@
 """The inner loops of the linear chain models. All stand in one module, so that numba's cache is right.
 
 A block is one sequence i of T positions, with scores v = X_i W, ``[T, K]``, and A, ``[K, K]``. Moving its part of the
-dual point by ``ds`` (labels, ``[T, K]``) and ``de`` (pairs of labels, ``[K, K]``) moves W by −C X_iᵀ ds, A by −C de, and
-so v by −C G ds with G = X_i X_iᵀ. A sweep visits the sequences in ``order`` and returns the sum of their gaps, each when
-it was visited; with ``move`` False nothing moves, and the sum is the gap of the dual point.
+dual point by ``ds`` (labels, ``[T, K]``) and ``de`` (pairs of labels, ``[K, K]``) moves W by −C X_iᵀ ds, A by −C de,
+and v by −C G ds with G = X_i X_iᵀ. A sweep visits the sequences in ``order`` and returns the sum of their gaps, each
+when it was visited; with ``move`` False nothing moves, and the sum is the gap of the dual point.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def sweep_hinge(
         evaluate(v, A, path, value)
         gain = top - (a * value).sum()
         total += gain
-        if not move:
+        if not move or gain <= 1e-12 * abs(top):
             continue
         free = np.where(a > 0, np.inf, value).argmin()
         if top > value.max() and a[free] == 0.0:

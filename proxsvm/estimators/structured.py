@@ -202,7 +202,7 @@ def _stacked(X: Any, vectorizer: Any, fit: bool = False) -> tuple[Any, Array, An
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} of X is empty: leave it out")
     starts = np.cumsum([0, *lengths])
-    if isinstance(sequences[0][0], Mapping):
+    if not hasattr(sequences[0], "shape") and isinstance(sequences[0][0], Mapping):
         positions = list(chain.from_iterable(sequences))
         if not all(isinstance(position, Mapping) for position in positions):
             raise TypeError("some positions of X are dicts, and some are not; expected dicts everywhere, or matrices")
