@@ -160,7 +160,7 @@ class ChainSVM(ChainEstimator):
 class ChainCRFClassifier(ChainEstimator):
     """min over W, A of ½‖W‖² + ½‖A‖² + C Σ_i −log p(y_i), :class:`~proxsvm.losses.ChainCRF` on linear scores.
 
-    The conditional random field that CRFsuite trains with L-BFGS; here by block-coordinate Frank-Wolfe steps towards the
+    The conditional random field of CRFsuite, by block-coordinate Frank-Wolfe steps towards the
     marginals, to a certified gap. Arguments and attributes are those of :class:`ChainSVM`.
 
     >>> crf = ChainCRFClassifier().fit([[{"w": "a"}, {"w": "dog"}], [{"w": "dogs"}]], [["DET", "NOUN"], ["NOUN"]])
