@@ -12,17 +12,17 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pycrfsuite
-from seqeval.metrics import f1_score
 from sklearn.metrics import accuracy_score
 
 from benchmarks.common import Options, write
 from experiments.structured.chunking import Sentence, read
 from experiments.structured.ocr import Words, load
+from proxsvm import _extras
 from proxsvm.estimators import ChainCRFClassifier, ChainSVM
 
 Data = tuple[list[list[dict[str, float]]], list[list[str]]]
@@ -46,19 +46,19 @@ def letters(folder: Path) -> Task:
         X = [[{str(j): value for j, value in enumerate(row) if value} for row in x] for x, _ in rows]
         return X, [[chr(ord("a") + k) for k in y] for _, y in rows]
 
+    def right(*labels: Any) -> float:
+        return float(accuracy_score(*(list(chain.from_iterable(each)) for each in labels)))
+
     same = {"feature.possible_states": 1, "feature.possible_transitions": 1}
     train = convert(words[fold == 0])
-    return Task(train, convert(words[fold != 0]), letters_right, 1 / (0.01 * len(train[0])), 1e-3, same)
-
-
-def letters_right(truth: Any, found: Any) -> float:
-    return float(accuracy_score(list(chain.from_iterable(truth)), list(chain.from_iterable(found))))
+    return Task(train, convert(words[fold != 0]), right, 1 / (0.01 * len(train[0])), 1e-3, same)
 
 
 def chunks(folder: Path, limit: int | None) -> Task:
     splits = [read(folder / "conll2000" / f"{name}.txt")[:limit] for name in ("train", "test")]
     train, test = (([features(s) for s in split], [s.chunks for s in split]) for split in splits)
-    return Task(train, test, f1_score, 0.5, 1e-2, {})
+    f1 = _extras.load("seqeval.metrics", extra="experiments").f1_score
+    return Task(train, test, f1, 0.5, 1e-2, {})
 
 
 def features(sentence: Sentence) -> list[dict[str, float]]:
@@ -69,17 +69,14 @@ def features(sentence: Sentence) -> list[dict[str, float]]:
     found = []
     for t in range(len(sentence.words)):
         own = dict(zip(w + p, padded[0][t : t + 5] + padded[1][t : t + 5], strict=True))
-        found.append(
-            {"|".join(names) + "=" + "|".join(own[k] for k in names): 1.0 for names in templates} | {"bias": 1.0}
-        )
-    return found
+        found.append({f"{'|'.join(names)}={'|'.join(own[k] for k in names)}": 1.0 for names in templates})
+    return [position | {"bias": 1.0} for position in found]
 
 
 def crfsuite(task: Task) -> tuple[Callable[[Any], Any], Any, float, str]:
     """The prediction, the number of passes, the objective as ours has it, and the relative gap."""
-    trainer = pycrfsuite.Trainer(
-        algorithm="lbfgs", params={"c1": 0, "c2": 0.5 / task.C, **task.crfsuite}, verbose=False
-    )
+    pycrfsuite, options = _extras.load("pycrfsuite", extra="peers"), {"c1": 0, "c2": 0.5 / task.C, **task.crfsuite}
+    trainer = pycrfsuite.Trainer(algorithm="lbfgs", params=options, verbose=False)
     for x, y in zip(*task.train, strict=True):
         trainer.append(x, y)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,12 +92,9 @@ def ours(model: Any, task: Task) -> tuple[Callable[[Any], Any], Any, float, str]
 
 
 def main(options: Options) -> None:
-    for name, task in {
-        "OCR": letters(options.data),
-        "CoNLL": chunks(options.data, 500 if options.quick else None),
-    }.items():
-        ours_ = ChainSVM(task.C, tol=task.tol), ChainCRFClassifier(task.C, tol=1e-3)
-        runs = {f"{model!r}": lambda task, model=model: ours(model, task) for model in ours_} | {"CRFsuite": crfsuite}
+    for name, task in (("OCR", letters(options.data)), ("CoNLL", chunks(options.data, 500 if options.quick else None))):
+        models = ChainSVM(task.C, tol=task.tol), ChainCRFClassifier(task.C, tol=1e-3)
+        runs = {type(m).__name__: partial(ours, m) for m in models} | {"CRFsuite": crfsuite}
         rows: list[dict[str, Any]] = []
         for method, run in runs.items():
             run(task._replace(train=(task.train[0][:2], task.train[1][:2])))  # compiles

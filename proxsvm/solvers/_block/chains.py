@@ -23,7 +23,7 @@ class ChainBlocks(ABC):
     state: tuple[Array, ...]  # a dual point of sequences of these lengths, whatever their features and labels are
 
     def __init__(self, X: Any, starts: Array, labels: Array, K: int, C: float) -> None:
-        self.X, self.labels, self.C, self.n = X, labels, C, len(starts) - 1
+        self.X, self.C, self.n = X, C, len(starts) - 1
         self.rows = Sequences(X.data, X.indices, X.indptr, starts)
         self.owner = np.repeat(np.arange(self.n), np.diff(starts))
         self.later = np.setdiff1d(np.arange(len(labels)), starts)  # positions that have a predecessor
