@@ -121,6 +121,7 @@ def variants(base: Config, losses: Iterable[str]) -> tuple[Config, ...]:
 MOST = 7  # values of η, in a grid that grows
 TABLES = ("california", "bike")
 STRUCTURED = ("ocr-small", "ocr-large", "chunking", "camvid")
+PARSING = ("ce", *(f"{s}-{l}" for s in ("spanning", "projective") for l in ("likelihood", "hinge")))
 LOWER = (*TABLES, "lm")  # their value is an error, or nats
 AVERAGE = ("0.995",)
 SETTINGS = Path(__file__).with_name("settings.csv")
@@ -273,6 +274,14 @@ def averaging_small(name: str, data: str) -> Study:
     return Study(name, grid(base, settings("averaging"), ""), epochs=20, by=AVERAGE)
 
 
+def parsing_small(name: str, data: str) -> Study:
+    """Every loss with nothing set, and with three η of proxsvm and of AdamW, in runs of half the length."""
+    base = Config(data=data, dataset=name, model="", batch=0, held=0, epochs=3, averages=("0.99",))
+    runs = [replace(base, loss=loss, **setting) for loss in PARSING for setting in settings(name)]
+    runs = [replace(run, averages=()) if run.average else run for run in runs]
+    return Study(name, tuple(runs), epochs=6, seeds=(1, 2, 3), by=("any",))
+
+
 # What the paper ran.
 
 
@@ -317,6 +326,7 @@ SMALL: dict[str, Maker] = {
     "sensitivity": sensitivity_small,
     "averaging": averaging_small,
     "lm": lm_small,
+    "parsing": parsing_small,
 }
 EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "snli", "lm", *TABLES)
 SMALL |= {f"{kind}-{task}": unchosen for kind in ("fixed", "factors", "decades") for task in (*EVIDENCE, *STRUCTURED)}

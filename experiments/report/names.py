@@ -31,6 +31,7 @@ STUDIES = {
     "decades": "Five decades of η",
     "first": "First runs",
     "sentences": "kinds of chunks",
+    "parsing": "Dependency parsing",
 }
 PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
 KINDS = ("fixed", "ablation", "factors", "decades")  # studies of all tasks, which have tables and figures in common

@@ -55,9 +55,9 @@ class Vocabulary:
 
     def __init__(self, sentences: list[Sentence]) -> None:
         count = Counter(w.lower() for s in sentences for w in s.words)
-        self.words = _index(w for w, c in count.items() if c > 1)
-        self.suffixes = _index({shape(w) for s in sentences for w in s.words})
-        self.pos = _index({p for s in sentences for p in s.pos})
+        self.words = indexed(w for w, c in count.items() if c > 1)
+        self.suffixes = indexed({shape(w) for s in sentences for w in s.words})
+        self.pos = indexed({p for s in sentences for p in s.pos})
         self.chunks = sorted({c for s in sentences for c in s.chunks})
         self.chunk_at = {c: i for i, c in enumerate(self.chunks)}
 
@@ -79,7 +79,7 @@ def shape(word: str) -> str:
     return ("^" if word[0].isupper() else "") + word[-3:].lower()
 
 
-def _index(items: Any) -> dict[str, int]:
+def indexed(items: Any) -> dict[str, int]:
     return {item: i for i, item in enumerate(sorted(items), start=1)}
 
 
