@@ -33,10 +33,10 @@ class SpanningTree(Dependencies):
         """log det of the Laplacian with the root's scores in its first row, or the score of the best tree."""
         if reduce is maximum:
             return inner(self.best(detached(scores), target), scores)
-        u = (scores if scores.dim() == 3 else reduce(scores, 3)).double()[:, :, 1:]
+        u = (scores if scores.dim() == 3 else reduce(scores, 3))[:, :, 1:].double()
         word = torch.arange(u.shape[2], device=u.device) < target.sizes[:, None]
         most = torch.where(word, u.detach().amax(1), 0.0)  # every word has one head: a column may be shifted
-        weight = torch.where(word[:, None], (u - most[:, None]).exp(), 0.0)
+        weight = (u - most[:, None]).exp()  # 0 on padding, where all arcs are forbidden
         arc = weight[:, 1:]
         laplacian = torch.diag_embed(arc.sum(1) + ~word) - arc
         laplacian = torch.cat([weight[:, :1], laplacian[:, 1:]], 1)
