@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,38 +18,21 @@ B, L = 32, 6  # samples; positions in a segment
 Runs = dict[str, Callable[[], Any]]
 
 
-class Case(NamedTuple):
-    """A structure with scores for T positions and K labels, and the same for a distribution of torch-struct."""
-
-    structure: Structure
-    scores: Callable[[int, int], Any]
-    distribution: str = ""
-    potentials: Callable[[int, int], Tensor] | None = None
-    options: dict[str, Any] = {}  # noqa: RUF012
-
-
 def randn(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-def arcs(T: int, _: int) -> Tensor:
-    return randn(B, T + 1, T + 1)
-
-
-CASES = {
-    "Chain": Case(
-        Chain(), lambda T, K: (randn(B, T, K), randn(K, K)), "LinearChainCRF", lambda T, K: randn(B, T - 1, K, K)
-    ),
-    "Segments": Case(
-        Segments(), lambda T, K: randn(B, T, L, K), "SemiMarkovCRF", lambda T, K: randn(B, T, L + 1, K, K)
-    ),
-    "ProjectiveTree": Case(ProjectiveTree(), arcs, "DependencyCRF", lambda T, _: randn(B, T, T), {"multiroot": False}),
-    "SpanningTree": Case(
-        SpanningTree(), arcs, "NonProjectiveDependencyCRF", lambda T, _: randn(B, T, T), {"multiroot": False}
-    ),
-    "Spans": Case(Spans(), lambda T, K: randn(B, T, T, K), "TreeCRF", lambda T, K: randn(B, T, T, K)),
-    "Alignment": Case(Alignment(), lambda T, _: randn(B, T, T, 3)),
-}
+def cases(T: int, K: int) -> dict[str, tuple[Structure, Any, str, tuple[int, ...]]]:
+    """Structures with their scores, the distributions of torch-struct and the shapes of their potentials."""
+    arcs = randn(B, T + 1, T + 1)
+    return {
+        "Chain": (Chain(), (randn(B, T, K), randn(K, K)), "LinearChainCRF", (B, T - 1, K, K)),
+        "Segments": (Segments(), randn(B, T, L, K), "SemiMarkovCRF", (B, T, L + 1, K, K)),
+        "ProjectiveTree": (ProjectiveTree(), arcs, "DependencyCRF", (B, T, T)),
+        "SpanningTree": (SpanningTree(), arcs, "NonProjectiveDependencyCRF", (B, T, T)),
+        "Spans": (Spans(), randn(B, T, T, K), "TreeCRF", (B, T, T, K)),
+        "Alignment": (Alignment(), randn(B, T, T, 3), "", ()),
+    }
 
 
 def target_of(structure: Structure, scores: Any) -> Any:
@@ -73,14 +56,14 @@ def ours(structure: Structure, scores: Any) -> Runs:
     }
 
 
-def torch_structs(case: Case, T: int, K: int) -> Runs:
+def torch_structs(distribution: str, shape: tuple[int, ...]) -> Runs:
     """Its likelihood and maximum, given φ(y) (any indicators take the same time); a spanning tree has no maximum."""
-    kind = getattr(load("torch_struct", extra="tests"), case.distribution)
-    u = case.potentials(T, K) if case.potentials else torch.empty(0)
-    phi = (u > 1).float()
-    given = case.options
+    if not distribution:
+        return {}
+    kind, u = getattr(load("torch_struct", extra="tests"), distribution), randn(*shape)
+    phi, given = (u > 1).float(), {"multiroot": False} if "Dependency" in distribution else {}
     runs: Runs = {"likelihood": both(lambda: (kind(1 * u, **given).partition - (u * phi).flatten(1).sum(1)).mean())}
-    if case.distribution != "NonProjectiveDependencyCRF":
+    if distribution != "NonProjectiveDependencyCRF":
         runs["hinge"] = both(lambda: kind(1 * u, **given).max.mean())
         runs["decode"] = lambda: kind(1 * u, **given).argmax
     return runs
@@ -107,15 +90,14 @@ def main(options: Options) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)  # of torch-struct: distributions without argument checks
     torch.manual_seed(0)
     rows = [
-        {"structure": name, "T": T}
-        | row(options, ours(case.structure, case.scores(T, 5)), torch_structs(case, T, 5) if case.distribution else {})
-        for name, case in CASES.items()
+        {"structure": name, "T": T} | row(options, ours(structure, scores), torch_structs(*theirs))
         for T in (20, 50)
+        for name, (structure, scores, *theirs) in cases(T, 5).items()
     ]
     note = f"Forward and backward, and decoding; B = {B}, K = 5, segments of at most {L}."
     write(options, "structures", rows, f"{note} Ratios to torch-struct, which needs genbmm for alignments.")
     rows = [
-        {"K": K} | row(options, ours(Chain(), CASES["Chain"].scores(50, K)), pytorch_crfs(50, K))
+        {"K": K} | row(options, ours(Chain(), (randn(B, 50, K), randn(K, K))), pytorch_crfs(50, K))
         for K in (5, 20, 50, 100)
     ]
     write(options, "structures_chain", rows, f"Chains beside pytorch-crf; B = {B}, T = 50.")

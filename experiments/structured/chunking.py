@@ -83,12 +83,12 @@ def indexed(items: Any) -> dict[str, int]:
     return {item: i for i, item in enumerate(sorted(items), start=1)}
 
 
-def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-    """A padded batch: words, suffixes, POS tags and lengths; chunks and lengths."""
+def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A padded batch: words, suffixes, tags and lengths; what is to be predicted (here the chunks) and lengths."""
     chosen = [encoded[i] for i in index]
-    *inputs, chunks = (pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True))
-    lengths = torch.tensor([len(sentence[0]) for sentence in chosen])
-    return (*inputs, lengths), (chunks, lengths)
+    columns = [pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True)]
+    lengths = torch.tensor([len(sentence[-1]) for sentence in chosen])
+    return (*columns[:3], lengths), (*columns[3:], lengths)
 
 
 def batches(encoded: Encoded, generator: torch.Generator | None, size: int = 32, pool: int = 20) -> Sequence[Tensor]:

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from experiments.structured import chunking
 from experiments.structured.chunking import Encoded, Vocabulary, Words
@@ -40,14 +39,6 @@ def encode(sentences: list[chunking.Sentence], vocabulary: Vocabulary) -> Encode
         ends = torch.tensor([int(chunk[0] != "I") for chunk in (*sentence.chunks[1:], OUTSIDE)])
         found.append((*inputs[:3], labels, ends))
     return found
-
-
-def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """A padded batch: words, suffixes, POS tags and lengths; kinds, ends and lengths."""
-    chosen = [encoded[i] for i in index]
-    columns = [pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True)]
-    lengths = torch.tensor([len(sentence[0]) for sentence in chosen])
-    return (*columns[:3], lengths), (*columns[3:], lengths)
 
 
 class Chunker(Words):
@@ -92,7 +83,7 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=partial(Chunker, vocabulary),
-        take=lambda encoded, index, _: take(encoded, index),
+        take=lambda encoded, index, _: chunking.take(encoded, index),
         batches=lambda _, generator: chunking.batches(train, generator),
         losses={"likelihood": lambda: CRF(Segments()), "hinge": lambda: StructuredHinge(Segments(), smooth=True)},
         judge=lambda outputs, _: chunk_f1(outputs, kinds_of(vocabulary)),
