@@ -191,15 +191,14 @@ def test_heads_one_by_one_and_attachment(tmp_path):
     inputs, y = task.take(task.test, torch.tensor([0, 1]), None)
     scores = task.network()(*inputs).detach()
     heads, relations, lengths = y
-    N, R = scores.shape[2:]
+    words = [(b, m) for b, length in enumerate(lengths.tolist()) for m in range(1, length + 1)]
     expected = []
-    for b, m in ((b, m) for b in range(2) for m in range(1, int(lengths[b]) + 1)):
-        others = [h for h in range(int(lengths[b]) + 1) if h != m]
-        every = torch.cat([scores[b, h, m] for h in others])
+    for b, m in words:
+        every = torch.cat([scores[b, h, m] for h in range(int(lengths[b]) + 1) if h != m])
         expected.append(every.logsumexp(0) - scores[b, heads[b, m - 1], m, relations[b, m - 1]])
     torch.testing.assert_close(parsing.HeadByHead()(scores, y), torch.stack(expected).mean())
     right = torch.zeros_like(scores)
-    for b, m in ((b, m) for b in range(2) for m in range(1, int(lengths[b]) + 1)):
+    for b, m in words:
         right[b, heads[b, m - 1], m, relations[b, m - 1]] = 9.0
     assert parsing.attachment([(right, y)], "spanning-hinge") == {"LAS": 100.0, "UAS": 100.0, "exact": 100.0}
     crossed = parsing.attachment([(right, y)], "projective-hinge")  # the second sentence has no such tree
