@@ -98,8 +98,8 @@ class Parser(nn.Module):
 
     def __init__(self, vocabulary: Vocabulary, width: int = 100, arc: int = 100, relation: int = 16) -> None:
         super().__init__()
-        sizes = {len(vocabulary.words) + 1: 64, len(vocabulary.suffixes) + 1: 32, len(vocabulary.tags) + 1: 32}
-        self.embeddings = nn.ModuleList(nn.Embedding(n, d) for n, d in sizes.items())
+        sizes = {"words": 64, "suffixes": 32, "tags": 32}
+        self.embeddings = nn.ModuleList(nn.Embedding(len(getattr(vocabulary, k)) + 1, d) for k, d in sizes.items())
         self.lstm = nn.LSTM(sum(sizes.values()), width, bidirectional=True, batch_first=True)
         self.head, self.word = (nn.Linear(2 * width, arc + relation) for _ in range(2))
         self.arc = nn.Linear(arc, arc + 1, bias=False)
