@@ -54,6 +54,7 @@ def finish(out: Path, lines: list[Line]) -> Result:
     last = lines[-1]
     curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
     tests = {name: last.get(name) for name in ("test", "test_averaged", "test_last")}
+    tests |= {name: values for name, values in last.items() if name == "test_measures"}
     done = json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
     write(out / "result.json", json.dumps(done))
     return done

@@ -29,7 +29,8 @@ class Task:
     generator. ``batches(size, generator)`` splits an epoch. ``score(output, target)`` is one scalar per sample;
     ``measure`` names its mean. ``flat``: the loss sees all but the last dimension of the output as samples.
 
-    A structured task has its own ``losses``, and ``judge(outputs and targets of a split, loss)`` instead of a score.
+    A structured task has its own ``losses``, and ``judge(outputs and targets of a split, loss)`` instead of a score:
+    one value, or several by name, of which the first decides.
     """
 
     train: Any
@@ -42,7 +43,7 @@ class Task:
     batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
     flat: bool = False
     losses: Mapping[str, Callable[[], nn.Module]] | None = None
-    judge: Callable[[Iterable[tuple[Any, Any]], str], float] | None = None
+    judge: Callable[[Iterable[tuple[Any, Any]], str], float | dict[str, float]] | None = None
     evaluated: int = 500  # samples at a time
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
 from experiments.models import DenseNet, WideResNet
-from experiments.structured import camvid, chunking, ocr, sentences
+from experiments.structured import camvid, chunking, matching, ocr, parsing, segments, sentences
 from experiments.task import Task
 
 
@@ -102,6 +102,9 @@ TASKS: dict[str, Callable[[Config], Task]] = {
     "ocr-large": lambda config: ocr.task("large", config.model, Path(config.data)),
     "chunking": lambda config: chunking.task(Path(config.data)),
     "camvid": lambda config: camvid.task(Path(config.data)),
+    "segments": lambda config: segments.task(Path(config.data)),
+    "matching": lambda config: matching.task(Path(config.data)),
+    "parsing": lambda config: parsing.task(Path(config.data)),
     "sentences": lambda config: sentences.task(Path(config.data)),
 }
 

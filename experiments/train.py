@@ -178,8 +178,10 @@ def _judge(training: Training, last: bool) -> Line:
     if config.test and last:  # the test set is read once, with the weights that validation preferred and with the last
         ends = {"": model} | {k: mean.module for k, mean in means}
         chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
-        tests = {k: evaluate(config, task, end, task.test) for k, end in chosen.items()}
+        found = {k: measures(config, task, end, task.test) for k, end in chosen.items()}
+        tests = {k: first(values) for k, values in found.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
+        line |= {"test_measures": found} if len(found[""]) > 1 else {}
         line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
     return line
 
@@ -204,14 +206,24 @@ def passes(config: Config) -> AbstractContextManager[Any]:
 
 
 @torch.no_grad()
-def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
-    """The mean score over a split, or the task's own measure of it."""
+def measures(config: Config, task: Task, model: nn.Module, split: Any) -> dict[str, float]:
+    """The mean score over a split, or the task's own measures of it by name; the first one decides."""
     model.eval()
     outputs = _outputs(config, task, model, split)
     if task.judge is not None:
-        return float(task.judge(outputs, config.loss))
+        found = task.judge(outputs, config.loss)
+        return found if isinstance(found, dict) else {"": float(found)}
     assert task.score is not None
-    return float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)
+    return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)}
+
+
+def first(values: dict[str, float]) -> float:
+    return next(iter(values.values()))
+
+
+def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
+    """What validation compares."""
+    return first(measures(config, task, model, split))
 
 
 def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:

@@ -31,6 +31,9 @@ STUDIES = {
     "decades": "Five decades of η",
     "first": "First runs",
     "sentences": "kinds of chunks",
+    "parsing": "Dependency parsing",
+    "segments": "chunks as segments",
+    "matching": "letters in order",
 }
 PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
 KINDS = ("fixed", "ablation", "factors", "decades")  # studies of all tasks, which have tables and figures in common

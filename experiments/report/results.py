@@ -22,7 +22,8 @@ from experiments.optimizers import OPTIMIZERS
 
 ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}
 SCORES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %", "chunking": "F1, %", "camvid": "IoU, %"}
-SCORES |= {"sentences": "mean average precision, %"}
+SCORES |= {"sentences": "mean average precision, %", "parsing": "labelled attachment, %"}
+SCORES |= {"segments": "F1, %", "matching": "letters right, %"}
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared only within one task
 NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
 NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where and how it was computed

@@ -55,9 +55,9 @@ class Vocabulary:
 
     def __init__(self, sentences: list[Sentence]) -> None:
         count = Counter(w.lower() for s in sentences for w in s.words)
-        self.words = _index(w for w, c in count.items() if c > 1)
-        self.suffixes = _index({shape(w) for s in sentences for w in s.words})
-        self.pos = _index({p for s in sentences for p in s.pos})
+        self.words = indexed(w for w, c in count.items() if c > 1)
+        self.suffixes = indexed({shape(w) for s in sentences for w in s.words})
+        self.pos = indexed({p for s in sentences for p in s.pos})
         self.chunks = sorted({c for s in sentences for c in s.chunks})
         self.chunk_at = {c: i for i, c in enumerate(self.chunks)}
 
@@ -79,16 +79,16 @@ def shape(word: str) -> str:
     return ("^" if word[0].isupper() else "") + word[-3:].lower()
 
 
-def _index(items: Any) -> dict[str, int]:
+def indexed(items: Any) -> dict[str, int]:
     return {item: i for i, item in enumerate(sorted(items), start=1)}
 
 
-def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-    """A padded batch: words, suffixes, POS tags and lengths; chunks and lengths."""
+def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A padded batch: words, suffixes, tags and lengths; what is to be predicted (here the chunks) and lengths."""
     chosen = [encoded[i] for i in index]
-    *inputs, chunks = (pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True))
-    lengths = torch.tensor([len(sentence[0]) for sentence in chosen])
-    return (*inputs, lengths), (chunks, lengths)
+    columns = [pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True)]
+    lengths = torch.tensor([len(sentence[-1]) for sentence in chosen])
+    return (*columns[:3], lengths), (*columns[3:], lengths)
 
 
 def batches(encoded: Encoded, generator: torch.Generator | None, size: int = 32, pool: int = 20) -> Sequence[Tensor]:
@@ -100,24 +100,34 @@ def batches(encoded: Encoded, generator: torch.Generator | None, size: int = 32,
     return [found[i] for i in torch.randperm(len(found), generator=generator)]
 
 
-class Tagger(nn.Module):
-    """Scores (unary, pairwise, start, end) of a chain."""
+class Words(nn.Module):
+    """Scores ``[B, T, outputs]`` of the words of sentences, in their context."""
 
-    def __init__(self, vocabulary: Vocabulary, width: int = 100, dropout: float = 0.5) -> None:
+    def __init__(self, vocabulary: Vocabulary, outputs: int, width: int = 100, dropout: float = 0.5) -> None:
         super().__init__()
-        K = len(vocabulary.chunks)
         self.words = nn.Embedding(len(vocabulary.words) + 1, width)
         self.suffixes = nn.Embedding(len(vocabulary.suffixes) + 1, 30)
         self.pos = nn.Embedding(len(vocabulary.pos) + 1, 30)
         self.lstm = nn.LSTM(width + 60, width, bidirectional=True, batch_first=True)
-        self.head, self.dropout = nn.Linear(2 * width, K), nn.Dropout(dropout)
-        self.pairwise, self.start, self.end = (nn.Parameter(torch.zeros(s)) for s in ((K, K), (K,), (K,)))
+        self.head, self.dropout = nn.Linear(2 * width, outputs), nn.Dropout(dropout)
 
-    def forward(self, words: Tensor, suffixes: Tensor, pos: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, words: Tensor, suffixes: Tensor, pos: Tensor, lengths: Tensor) -> Any:
         x = self.dropout(torch.cat([self.words(words), self.suffixes(suffixes), self.pos(pos)], -1))
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         hidden, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.head(self.dropout(hidden)), self.pairwise, self.start, self.end
+        return self.head(self.dropout(hidden))
+
+
+class Tagger(Words):
+    """Scores (unary, pairwise, start, end) of a chain."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        K = len(vocabulary.chunks)
+        super().__init__(vocabulary, K)
+        self.pairwise, self.start, self.end = (nn.Parameter(torch.zeros(s)) for s in ((K, K), (K,), (K,)))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(*inputs), self.pairwise, self.start, self.end
 
 
 @torch.no_grad()

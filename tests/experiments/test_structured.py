@@ -12,7 +12,9 @@ import torch
 from experiments import sweep
 from experiments.report import tables
 from experiments.report.results import plain, read
-from experiments.structured import camvid, chunking, ocr, sentences
+from experiments.structured import camvid, chunking, matching, ocr, parsing, segments, sentences
+from proxsvm.losses import CRF
+from proxsvm.structures import Segments
 
 
 def test_missing_data_says_how_to_get_it(tmp_path):
@@ -57,7 +59,26 @@ def write_frames(folder: Path) -> None:
             image.fromarray(labels).save(folder / "camvid" / f"{split}annot" / f"{i}.png")
 
 
-WRITE = {"chunking": write_sentences, "sentences": write_sentences, "camvid": write_frames}
+def write_trees(folder: Path) -> None:
+    """He reads books late, with a contraction; and a question whose arcs cross."""
+    rows = ["# text", "1-2\tHe's\t_\t_\t_\t_\t_\t_\t_\t_"]
+    rows += [f"{i}\t{w}\t_\t{t}\t_\t_\t{h}\t{r}\t_\t_" for i, (w, t, h, r) in enumerate(HE_READS, 1)]
+    crossing = [f"{i}\t{w}\t_\tX\t_\t_\t{h}\tdep\t_\t_" for i, (w, h) in enumerate(CROSSING, 1)]
+    plain, crossed = "\n".join(rows) + "\n\n", "\n".join(crossing) + "\n\n"
+    (folder / "UD_English-EWT").mkdir()
+    for split, text in {"train": plain * 9 + crossed, "dev": plain * 2, "test": plain + crossed}.items():
+        (folder / "UD_English-EWT" / f"en_ewt-ud-{split}.conllu").write_text(text)
+
+
+HE_READS = [
+    ("He", "PRON", 2, "nsubj"),
+    ("reads", "VERB", 0, "root"),
+    ("books", "NOUN", 2, "obj:x"),
+    (".", "PUNCT", 2, "punct"),
+]
+CROSSING = [("a", 3), ("b", 0), ("c", 2), ("d", 1)]
+WRITE = {"chunking": write_sentences, "sentences": write_sentences, "camvid": write_frames, "segments": write_sentences}
+WRITE |= {"parsing": write_trees}
 
 
 @pytest.fixture
@@ -136,7 +157,10 @@ def test_ablation_from_file_to_table(task, command):
     assert [row[7] == "—" for row in rows] == [True, False, True] * 4
 
 
-@pytest.mark.parametrize(("task", "runs"), [("ocr-small", 4), ("chunking", 3), ("camvid", 10), ("sentences", 16)])
+@pytest.mark.parametrize(
+    ("task", "runs"),
+    [("ocr-small", 4), ("chunking", 3), ("camvid", 10), ("sentences", 16), ("segments", 3), ("matching", 6)],
+)
 def test_the_first_runs_from_file_to_table(task, runs, command, capsys):
     assert len(plain(command(f"first-{task}", task, "--workers", "2"))) == runs  # of which one is another process
     assert "| optimizer | loss | setting |" in capsys.readouterr().out
@@ -150,6 +174,70 @@ def test_the_kinds_of_chunks_in_a_sentence(tmp_path):
     assert found.y.tolist() == [[0, 0], [0, 0], [1, 1]]
     (words, _, starts), y = found.take(torch.tensor([0, 2]))
     assert (len(words), starts.tolist(), y.tolist()) == (4 + 7, [0, 4], [[0, 0], [1, 1]])
+
+
+def test_trees_of_a_file(tmp_path):
+    write_trees(tmp_path)
+    plain, crossed = parsing.read(tmp_path / "UD_English-EWT" / "en_ewt-ud-test.conllu")
+    assert plain == (["He", "reads", "books", "."], ["PRON", "VERB", "NOUN", "PUNCT"], [2, 0, 2, 2], plain.relations)
+    assert plain.relations == ["nsubj", "root", "obj", "punct"]  # without subtypes
+    assert (plain.projective, crossed.projective) == (True, False)
+    assert [len(part) for part in parsing.splits(tmp_path).values()] == [9, 2, 2]  # the crossed one is tested only
+
+
+def test_heads_one_by_one_and_attachment(tmp_path):
+    write_trees(tmp_path)
+    task = parsing.task(tmp_path)
+    inputs, y = task.take(task.test, torch.tensor([0, 1]), None)
+    scores = task.network()(*inputs).detach()
+    heads, relations, lengths = y
+    words = [(b, m) for b, length in enumerate(lengths.tolist()) for m in range(1, length + 1)]
+    expected = []
+    for b, m in words:
+        every = torch.cat([scores[b, h, m] for h in range(int(lengths[b]) + 1) if h != m])
+        expected.append(every.logsumexp(0) - scores[b, heads[b, m - 1], m, relations[b, m - 1]])
+    torch.testing.assert_close(parsing.HeadByHead()(scores, y), torch.stack(expected).mean())
+    right = torch.zeros_like(scores)
+    for b, m in words:
+        right[b, heads[b, m - 1], m, relations[b, m - 1]] = 9.0
+    assert parsing.attachment([(right, y)], "spanning-hinge") == {"LAS": 100.0, "UAS": 100.0, "exact": 100.0}
+    crossed = parsing.attachment([(right, y)], "projective-hinge")  # the second sentence has no such tree
+    assert crossed["exact"] == 50.0
+    assert crossed["LAS"] < 100
+
+
+def test_parsing_from_file_to_table(command, capsys):
+    runs = plain(command("parsing", "parsing", "--seeds", "1"))
+    chosen = runs[runs.read]
+    assert len(runs) - len(chosen) == 5 * (1 + 3 + 3)
+    assert len(chosen) == 5 * 3
+    assert {"parsing"} == set(runs.study)
+    assert "labelled attachment" in capsys.readouterr().out
+
+
+def test_segments_of_chunks(tmp_path):
+    write_sentences(tmp_path)
+    task = segments.task(tmp_path)
+    inputs, (labels, ends, lengths) = task.take(task.test, torch.tensor([0, 1]), None)
+    assert ends.tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 1, 1]]  # "very late" is one chunk
+    scores = task.network()(*inputs)
+    assert CRF(Segments())(scores, (labels, ends, lengths)).isfinite()
+    marked = torch.zeros_like(scores)
+    for b, start, length in ((1, 2, 2), *((0, t, 1) for t in range(4)), *((1, t, 1) for t in (0, 1, 4, 5, 6))):
+        marked[b, start, length - 1, labels[b, start]] = 9.0
+    assert task.judge([(marked, (labels, ends, lengths))], "hinge") == 100
+
+
+def test_letters_find_their_ranks(tmp_path):
+    write_letters(tmp_path)
+    task = matching.task(tmp_path)
+    assert all(len(ranks) > 1 for _, ranks in task.train)  # the word "c" is left out
+    (pixels, sizes), y = task.take(task.train, torch.arange(4), None)
+    ranks, both = y
+    assert (pixels.shape[2], both.shape) == (128, (4, 2))
+    assert sorted(ranks[0, : sizes[0]].tolist()) == list(range(int(sizes[0])))
+    right = torch.nn.functional.one_hot(ranks, pixels.shape[1]).float()
+    assert task.judge([(right, y)], "hinge") == {"letters": 100.0, "words": 100.0}
 
 
 def test_the_committed_results_of_the_letters_are_readable():

@@ -1,0 +1,108 @@
+"""Matching on OCR letters: the letters of a word, shuffled, are put into alphabetical order from their pixels.
+
+    python -m experiments.structured.matching --data DIR     # some minutes on one core
+
+A sample is a word's different letters; every letter has to find its rank among them. A small convolutional network sees
+each letter and the mean of all. The hinge of the matching beside a cross-entropy of each letter's rank; both predict by
+the best matching. Folds 2-9 are for training, fold 1 chooses the epoch, fold 0 is the test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.structured import ocr
+from experiments.task import Task, indices
+from proxsvm.losses import CrossEntropy, StructuredHinge
+from proxsvm.structures import Matching
+
+Letters = list[tuple[Tensor, Tensor]]  # pixels [n, 128] and ranks [n] of each word
+
+
+def shuffled(words: ocr.Words, generator: torch.Generator) -> Letters:
+    """The different letters of every word in random order; words of one letter are left out."""
+    found = []
+    for x, labels, length in zip(words.x, words.labels, words.lengths, strict=True):
+        at = {int(labels[t]): t for t in torch.randperm(int(length), generator=generator)}
+        letters = torch.tensor(list(at))
+        if len(at) > 1:
+            found.append((x[list(at.values()), :128], letters.argsort().argsort()))
+    return found
+
+
+def take(split: Letters, index: Iterable[int]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A padded batch: pixels ``[B, n, 128]`` and sizes; ranks ``[B, n]`` and sizes ``[B, 2]``."""
+    pixels, ranks = zip(*(split[i] for i in index), strict=True)
+    sizes = torch.tensor([len(y) for y in ranks])
+    pad = nn.utils.rnn.pad_sequence
+    return (pad(list(pixels), batch_first=True), sizes), (
+        pad(list(ranks), batch_first=True),
+        sizes[:, None].repeat(1, 2),
+    )
+
+
+class Ranker(nn.Module):
+    """Scores ``[B, n, n]`` of a letter at a rank, from the letter and the mean of the word's letters."""
+
+    def __init__(self, most: int, width: int = 64) -> None:
+        super().__init__()
+        self.letter = nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(32 * 4 * 2, width), nn.ReLU()),
+        )
+        self.rank = nn.Sequential(nn.Linear(2 * width + 1, width), nn.ReLU(), nn.Linear(width, most))
+
+    def forward(self, pixels: Tensor, sizes: Tensor) -> Tensor:
+        B, n, _ = pixels.shape
+        real = (torch.arange(n) < sizes[:, None])[..., None]
+        x = self.letter(pixels.reshape(-1, 1, 16, 8)).view(B, n, -1) * real
+        word = torch.cat([x.sum(1) / sizes[:, None], sizes[:, None] / n], 1)
+        return self.rank(torch.cat([x, word[:, None].expand(-1, n, -1)], 2))[..., :n]
+
+
+class RankByRank(CrossEntropy):
+    """Every letter chooses its rank alone."""
+
+    def prepare(self, scores: Any, target: Any) -> Any:
+        ranks, sizes = target
+        real = torch.arange(scores.shape[1]) < sizes[:, :1]
+        u = scores.masked_fill(~real[:, None], -torch.inf)
+        return super().prepare(u[real], ranks[real])
+
+
+@torch.no_grad()
+def in_order(outputs: Iterable[tuple[Tensor, tuple[Tensor, Tensor]]], _: str) -> dict[str, float]:
+    """Letters at their rank and words in order, in percent."""
+    right, exact = [], []
+    for scores, (ranks, sizes) in outputs:
+        real = torch.arange(scores.shape[1]) < sizes[:, :1]
+        same = StructuredHinge(Matching()).decode(scores, sizes=sizes) == ranks
+        right.append(same[real])
+        exact.append((same | ~real).all(1))
+    return {name: 100 * float(torch.cat(x).float().mean()) for name, x in {"letters": right, "words": exact}.items()}
+
+
+def task(folder: Path) -> Task:
+    words, fold = ocr.load(folder / "letter.data")
+    generator = torch.Generator().manual_seed(0)
+    train, val, test = (shuffled(words[part], generator) for part in (fold > 1, fold == 1, fold == 0))
+    return Task(
+        *(train, val, test),
+        network=lambda: Ranker(max(len(y) for _, y in train + val + test)),
+        take=lambda split, index, _: take(split, index),
+        batches=lambda _, generator: indices(len(train), 32, generator),
+        losses={"ce": RankByRank, "hinge": lambda: StructuredHinge(Matching())},
+        judge=in_order,
+    )
+
+
+if __name__ == "__main__":
+    from experiments.sweep import alias
+
+    alias("first-matching")
