@@ -315,16 +315,18 @@ class ProxOptimizer(torch.optim.Optimizer):
                 for wrong in self._record.guard.faults():
                     self._warn(wrong)
         value, floor = known.averaged(ranks)
+        geometry = self._geometry(groups, ranks, kernels=True)
+        gradients = [local_grad(p) for p in owners] if any_sharded(owners) else grads
         problem = GradientProblem(
-            self._geometry(groups, ranks, kernels=True),
-            [local_grad(p) for p in owners] if any_sharded(owners) else grads,
+            geometry,
+            gradients,
             value,
             floor,
             scale=scale.scale,
             max_norm=self.max_grad_norm,
             past=self._past(),
         )
-        if loss is None and not compiling and (text := value_fault(value, problem)):
+        if loss is None and not compiling and (text := value_fault(value, gradients, geometry)):
             self._warn(text)
         return _Step(problem, value, scale, grads)
 

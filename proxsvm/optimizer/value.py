@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, SupportsFloat
 
 import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.geometry import Number
+from proxsvm.geometry import Geometry, Number
 from proxsvm.optimizer.messages import NEGATIVE, ZERO
 from proxsvm.optimizer.ranks import Ranks
-from proxsvm.problem import GradientProblem
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
 
@@ -68,9 +68,9 @@ def given_value(loss: Number) -> Tensor:
     return given.reshape(()) if given.dim() else given
 
 
-def value_fault(value: Tensor, problem: GradientProblem) -> str | None:
+def value_fault(value: Tensor, gradients: Sequence[Tensor], geometry: Geometry) -> str | None:
     """The warning about a recorded value that is not positive, though it has a gradient; None on an accelerator."""
-    if not _readable(value) or value > 0 or not problem.products.x_x > ROUNDING:
+    if not _readable(value) or value > 0 or not geometry.squared_length(gradients) > ROUNDING:
         return None  # an accelerator would synchronise; a small value may have been rounded to 0
     return NEGATIVE if value < -ROUNDING else ZERO
 
