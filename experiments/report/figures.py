@@ -29,7 +29,14 @@ from experiments.report import names
 from experiments.report.results import Results, best, candidates, choose, grid, read, unit
 
 COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
-COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "nadamw": "#1f78b4", "soap": "#e6ab02"}
+COLORS |= {
+    "dfw": "#d95f02",
+    "sgd": "#5e4fa2",
+    "adam": "#1b9e77",
+    "adamw": "#333333",
+    "nadamw": "#1f78b4",
+    "soap": "#e6ab02",
+}
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
