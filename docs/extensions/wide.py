@@ -19,6 +19,7 @@ JOINT = re.compile(r"::|\w\((?!\))|/|\w{24,}?_")
 UNIT = re.compile(r"(?<=\d) (?=[%±])|(?<=±) ")  # 20.4 % and 67.6 ± 1.3 stay on one line
 PANELS = 1.8  # a picture of two or more panels is at least this much wider than high,
 LARGE = 1000  # or has this many pixels
+MANY = 12  # columns of a table that is set smaller
 PROSE = 25  # a cell with more characters needs a column that is not too narrow
 
 
@@ -30,7 +31,8 @@ class Wide(Postprocessor):
 
 
 def _table(table: re.Match[str]) -> str:
-    return _scrolling("Table", '<table class="data">' + CELL.sub(_cell, table[1]))
+    dense = " dense" if table[1].count("<th") >= MANY else ""
+    return _scrolling("Table", f'<table class="data{dense}">' + CELL.sub(_cell, table[1]))
 
 
 def _cell(cell: re.Match[str]) -> str:
