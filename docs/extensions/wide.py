@@ -12,6 +12,7 @@ from markdown.postprocessors import Postprocessor
 DOCS = Path(__file__).parents[1]
 TABLE = re.compile(r"(?s)<table>(.*?</table>)")
 PICTURE = re.compile(r'<p>(<img [^>]*?src="(?:\.\./)*([^":]+\.(?:png|svg))"[^>]*>)</p>')
+HEAD = re.compile(r"<th(?=[ >])")
 CELL = re.compile(r"(?s)<td(?=[ >])(.*?</td>)")
 CODE = re.compile(r"(?<=<code>)[^<]*")
 TAG = re.compile(r"<[^>]*>")
@@ -31,7 +32,7 @@ class Wide(Postprocessor):
 
 
 def _table(table: re.Match[str]) -> str:
-    dense = " dense" if table[1].count("<th") >= MANY else ""
+    dense = " dense" if len(HEAD.findall(table[1])) >= MANY else ""
     return _scrolling("Table", f'<table class="data{dense}">' + CELL.sub(_cell, table[1]))
 
 
