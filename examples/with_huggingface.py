@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
+from examples.numbers import numbers
 from examples.plain import BATCH, accuracy, dataset, network, prox
 from proxsvm import follow
 from proxsvm.losses import MultiClassHinge
@@ -45,7 +46,14 @@ class Dicts(Dataset[dict[str, Tensor]]):
         return {"x": x, "labels": y}
 
 
-class InOrder(Trainer):
+class LogSteps(Trainer):
+    """What the steps do, in everything that the Trainer logs. (A callback would come after those that write.)"""
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        super().log({**logs, **numbers(self.optimizer)}, *args)
+
+
+class InOrder(LogSteps):
     """Only to compare with the plain loop: no shuffling."""
 
     def _get_train_sampler(self, *args: Any) -> SequentialSampler:
@@ -64,11 +72,10 @@ def trainer(folder: str, epochs: int = 3, accumulate: int = 1, bf16: bool = Fals
         max_grad_norm=0.0,  # clip with ProxOptimizer(max_grad_norm=...), which keeps γ right
         bf16=bf16,
         use_cpu=True,
-        logging_strategy="no",
+        **{"logging_strategy": "no", **options},
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        **options,
     )
     optimizer = prox(model.criterion, model.network.parameters())
     follow(model.network, optimizer)  # the averages are evaluated and saved, even if nothing is ever evaluated

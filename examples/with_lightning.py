@@ -7,6 +7,7 @@ python -m examples.with_lightning
 from __future__ import annotations
 
 import logging
+from itertools import product
 from typing import Any
 
 import lightning
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from examples.numbers import numbers
 from examples.plain import AVERAGE, BATCH, OPTIONS, accuracy, dataset, network
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
@@ -73,6 +75,15 @@ class ManualSeveralSteps(Automatic):
         self.optimizers().step(closure=lambda: self.criterion(self.model(x), y))
 
 
+class LogSteps(lightning.Callback):
+    """Log what the steps do, with all of the trainer's loggers: ``Trainer(callbacks=[LogSteps()])``."""
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # reading the numbers synchronises
+            for optimizer, logger in product(trainer.optimizers, trainer.loggers):
+                logger.log_metrics(numbers(optimizer), trainer.global_step)
+
+
 def trainer(epochs: int = 3, **options: Any) -> lightning.Trainer:
     """A trainer on the CPU, which writes no files unless ``callbacks`` do; the averages are evaluated and saved."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -80,7 +91,7 @@ def trainer(epochs: int = 3, **options: Any) -> lightning.Trainer:
     return lightning.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
-        logger=False,
+        logger=options.pop("logger", False),
         callbacks=callbacks,
         enable_checkpointing=len(callbacks) > 1,
         enable_progress_bar=False,

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout  # torch depends on it, too
 from tqdm import tqdm
@@ -42,7 +41,7 @@ tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one k
 class Sweep:
     """The work on a study in the folder ``out``, until ``until`` (``time.monotonic()``).
 
-    Runs that are ``known``, by what was asked, are not run again.
+    Runs that are ``known``, by what was asked, are not run again. One bar counts the epochs of all runs.
     """
 
     study: Study
@@ -51,19 +50,24 @@ class Sweep:
     known: dict[Config, Result] = field(default_factory=dict)
     quiet: bool = True
 
+    def __post_init__(self) -> None:
+        self._runs: dict[Config, None] = {}  # all that were asked for so far
+        self.bar = tqdm(total=0, unit="epoch", disable=True if self.quiet else None)  # one, and only on a terminal
+
     def result(self, run: Config) -> Result | None:
         return self.known.get(asked(run)) or folder.result(self.out / name_of(run))
 
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
         grid = list(self.study.grid)
-        while True:
-            results = self.finish(grid)
-            curves = {run: result["curve"] for run, result in zip(grid, results, strict=True)}
-            if not (more := self.study.beyond(curves)):
-                break
-            grid += more
-        return [*results, *self.finish(self.study.chosen(curves))]
+        with self.bar:
+            while True:
+                results = self.finish(grid)
+                curves = {run: result["curve"] for run, result in zip(grid, results, strict=True)}
+                if not (more := self.study.beyond(curves)):
+                    break
+                grid += more
+            return [*results, *self.finish(self.study.chosen(curves))]
 
     def so_far(self) -> list[Result]:
         """The results of the runs that are done, those of the grid first."""
@@ -72,16 +76,17 @@ class Sweep:
 
     def finish(self, runs: Sequence[Config]) -> list[Result]:
         """Run what has no result yet, until all have one, from this worker or from others."""
-        bar = tqdm(total=sum(run.epochs for run in runs), unit="epoch", disable=True if self.quiet else None)
-        with bar:
-            while waiting := [(k, run) for k, run in enumerate(runs, 1) if self.result(run) is None]:
-                bar.n = sum(run.epochs for run in runs) - sum(run.epochs for _, run in waiting)
-                taken = [self._take(run, f"run {k} of {len(runs)}, {title(run)}", bar) for k, run in waiting]
-                if not any(taken):
-                    time.sleep(PAUSE)  # others are at work on the rest
+        self._runs |= dict.fromkeys(runs)
+        number = {run: k for k, run in enumerate(self._runs, 1)}
+        self.bar.total = sum(run.epochs for run in number)
+        while waiting := [run for run in runs if self.result(run) is None]:
+            self.bar.n = self.bar.total - sum(run.epochs for run in waiting)
+            taken = [self._take(run, f"run {number[run]} of {len(number)}, {title(run)}") for run in waiting]
+            if not any(taken):
+                time.sleep(PAUSE)  # others are at work on the rest
         return [result for run in runs if (result := self.result(run)) is not None]
 
-    def _take(self, run: Config, name: str, bar: Any) -> bool:
+    def _take(self, run: Config, name: str) -> bool:
         """Execute a run, unless it is done or another worker has its lock."""
         if time.monotonic() > self.until:
             raise train.TimeUp(name)
@@ -90,10 +95,10 @@ class Sweep:
             with FileLock(f"{at}.lock", timeout=0):
                 if folder.result(at) is not None:
                     return False
-                bar.set_description(name)
-                if bar.disable and not self.quiet:
+                self.bar.set_description(name)
+                if self.bar.disable and not self.quiet:
                     print(name, flush=True)
-                train.run(run, at, lambda _: bar.update(), until=self.until)
+                train.run(run, at, lambda _: self.bar.update(), until=self.until)
         except Timeout:
             return False
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from proxsvm._scores import detached, inner, like, parts
 from proxsvm.losses.base import ConvexLoss
 from proxsvm.losses.structured_hinge import StructuredHinge
+from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
@@ -93,7 +95,7 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
       γ, steps         0.125, 1
       verdict          optimal
     """
-    point, best = solver.solve(problem), (exact or ExactQP()).solve(problem)
+    point, best = (_solved(problem, method) for method in (solver, exact or ExactQP()))
     d, d_best = (torch.cat([x.double().reshape(-1) for x in problem.displacement(p)]) for p in (point, best))
     primal, dual, optimum = (float(x) for x in (problem.primal(point), problem.dual(point), problem.dual(best)))
     gap, exact_gap = (float(problem.gap(p)) for p in (point, best))
@@ -101,6 +103,17 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
     gap = 0.0 if -tol * max(1.0, abs(primal), abs(optimum)) <= gap < 0 else gap  # rounding
     numbers = primal, dual, gap, float(relative_gap), optimum, max(exact_gap, 0.0), float(distance), float(point.gamma)
     return Report(repr(solver), *numbers, point.steps, tol, problem.origin.loss.exact)
+
+
+def _solved(problem: ProxProblem, solver: DualSolver) -> DualPoint:
+    """What a solver finds; on a terminal, a line says what is being solved."""
+    entries, params = (sum(x.numel() for x in found) for found in (parts(problem.origin.scores), problem.params))
+    line = f"{type(solver).__name__}: {entries:,} score entries × {params:,} parameters …"
+    line = line if sys.stderr.isatty() else ""
+    print(line, end="\r" if line else "", file=sys.stderr, flush=True)
+    point = solver.solve(problem)
+    print(" " * len(line), end="\r" if line else "", file=sys.stderr, flush=True)
+    return point
 
 
 def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, tol: float = 1e-6) -> None:

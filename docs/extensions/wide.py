@@ -12,6 +12,7 @@ from markdown.postprocessors import Postprocessor
 DOCS = Path(__file__).parents[1]
 TABLE = re.compile(r"(?s)<table>(.*?</table>)")
 PICTURE = re.compile(r'<p>(<img [^>]*?src="(?:\.\./)*([^":]+\.(?:png|svg))"[^>]*>)</p>')
+HEAD = re.compile(r"<th(?=[ >])")
 CELL = re.compile(r"(?s)<td(?=[ >])(.*?</td>)")
 CODE = re.compile(r"(?<=<code>)[^<]*")
 TAG = re.compile(r"<[^>]*>")
@@ -19,6 +20,7 @@ JOINT = re.compile(r"::|\w\((?!\))|/|\w{24,}?_")
 UNIT = re.compile(r"(?<=\d) (?=[%±])|(?<=±) ")  # 20.4 % and 67.6 ± 1.3 stay on one line
 PANELS = 1.8  # a picture of two or more panels is at least this much wider than high,
 LARGE = 1000  # or has this many pixels
+MANY = 12  # columns of a table that is set smaller
 PROSE = 25  # a cell with more characters needs a column that is not too narrow
 
 
@@ -30,7 +32,8 @@ class Wide(Postprocessor):
 
 
 def _table(table: re.Match[str]) -> str:
-    return _scrolling("Table", '<table class="data">' + CELL.sub(_cell, table[1]))
+    dense = " dense" if len(HEAD.findall(table[1])) >= MANY else ""
+    return _scrolling("Table", f'<table class="data{dense}">' + CELL.sub(_cell, table[1]))
 
 
 def _cell(cell: re.Match[str]) -> str:

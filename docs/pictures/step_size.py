@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from proxsvm import ProxOptimizer
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import SingleStepFW
 
 EPOCHS, FLOOR = 30, 1e-5  # the floor of the logarithmic axes: zero is drawn there
@@ -27,9 +28,10 @@ def train(name: str, model: nn.Module, data: tuple[Tensor, Tensor, Tensor, Tenso
     """The mean step-size and the training hinge of each epoch."""
     x, y, x_test, y_test = data
     hinge, options = MultiClassHinge(), {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+    paper = {"metric": Euclidean(), "memory": 0.0, "average": None}
     if name == OURS:
         loss: nn.Module = MultiClassHinge(smooth=True)
-        optimizer: torch.optim.Optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), **options)
+        optimizer: torch.optim.Optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), **options, **paper)
     else:
         loss, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), nesterov=True, **options)
     schedule = MultiStepLR(optimizer, [EPOCHS // 2, 3 * EPOCHS // 4]) if name == STAIRCASE else None

@@ -29,7 +29,14 @@ from experiments.report import names
 from experiments.report.results import Results, best, candidates, choose, grid, read, unit
 
 COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
-COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "nadamw": "#1f78b4"}
+COLORS |= {
+    "dfw": "#d95f02",
+    "sgd": "#5e4fa2",
+    "adam": "#1b9e77",
+    "adamw": "#333333",
+    "nadamw": "#1f78b4",
+    "soap": "#e6ab02",
+}
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
@@ -231,23 +238,26 @@ def gamma(studies: Results) -> Figure:
 
 @STYLE
 def decades(studies: Results) -> Figure:
-    """Validation of averaged weights against η over five decades: ours, with its automatic η as a line, and four peers.
+    """Validation of averaged weights against η over five decades: ours, with nothing set as a line, and four peers.
 
     Errors, or 100 minus the accuracy. Errors above three times the best are cut; what diverged is left out.
     """
-    figure = Figure(figsize=(1.5 * WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(1.5 * WIDTH, 3.0), layout="constrained")
     row = figure.subplots(1, len(studies), squeeze=False)[0]
     for ax, (name, runs) in zip(row, studies.items(), strict=True):
         lower = bool(runs.lower.iloc[0])
         runs = runs.assign(val=runs.val if lower else 100 - runs.val, lower=True)
-        for label_, line in along_eta(runs, averaged=True).items():
-            if math.isinf(line[0].eta.iloc[0]):
-                ax.axhline(validated(line[0]), label=label_, **look_of(line[0]) | {"ls": "--"})
+        for line in along_eta(runs, averaged=True).values():
+            method = line[0].method.iloc[0]
+            if method.auto:
+                ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look_of(line[0]) | {"ls": (0, (4, 1.5))})
             else:
-                plot_eta(ax, line, label=label_, **look_of(line[0]))
-        ax.set(title=names.study(name), xscale="log", xlabel="η, learning rate")
+                said = "proxsvm at this η" if method.optimizer == "dfw" else names.OPTIMIZERS[method.optimizer]
+                plot_eta(ax, line, label=said, **look_of(line[0]) | {"ls": "-"})
+        ax.set(title=names.study(name), xscale="log", xlabel="η, or learning rate")
         ax.set_ylabel(unit(runs) if lower else "validation error, %")
         ax.set_ylim(top=min(ax.get_ylim()[1], 3 * runs.val.min()))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     legend(figure, row[0])
     return figure
 

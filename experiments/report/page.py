@@ -38,7 +38,8 @@ def render(scales: dict[str, Results], command: str) -> str:
     environment.filters["drawn"] = lambda drawing: base64.b64encode(png(drawing.draw())).decode()
     environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
-    missing = dict.fromkeys(names.study(_kind(name) or name) for name in SMALL if name not in scales["small"])
+    there = {_kind(name) or name for name in scales["small"]}
+    missing = dict.fromkeys(names.study(kind) for name in SMALL if (kind := _kind(name) or name) not in there)
     return environment.get_template("page.html").render(
         title=TITLE,
         scales=scales,

@@ -155,8 +155,9 @@ def beside(studies: Results) -> Table:
 def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -> Table:
     """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
 
-    A method's averaged weights are a row of their own. The distance is relative: the errors of a task, or 100 minus its
-    accuracy, over those of the best row. The last row is the best of the peers in the ``tuned`` study of each task.
+    A method's averaged weights are a row of their own; rows that lack a task are left out. The distance is relative:
+    the errors of a task, or 100 minus its accuracy, over those of the best row. The last row is the best of the peers
+    in the ``tuned`` study of each task.
     ``value``: "test", with the weights of the best epoch, or "test_last".
     """
     table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
@@ -164,11 +165,11 @@ def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -
     if not studies:
         return table
     lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
-    tests = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()})
+    rows = list(_recommended(next(iter(studies.values())), value).index)
+    tests = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()}).reindex(rows).dropna()
     errors = DataFrame({name: tests[name] if lower[name] else (100 - tests[name]).abs() for name in studies})
     ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
-    first = list(_recommended(next(iter(studies.values())), value).index)
-    for row in (row for row in first if tests.loc[row].notna().all()):
+    for row in tests.index:
         cells = [_cell(tests.loc[row, name], lower[name]) for name in studies]
         table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
     for k, low in enumerate([*lower.values(), True, True], 1):

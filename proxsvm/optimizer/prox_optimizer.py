@@ -307,7 +307,7 @@ class ProxOptimizer(torch.optim.Optimizer):
             g = [local_grad(p) for p in owners]
         past, max_norm = self._past(), self.max_grad_norm
         problem = GradientProblem(space, g, value, floor, scale=scale, max_norm=max_norm, past=past)
-        if loss is None and readable(value) and value <= 0 and problem.products.x_x > ROUNDING:
+        if loss is None and readable(value) and value <= 0 and space.squared_length(g) > ROUNDING:
             self._warn(messages.NEGATIVE if value < -ROUNDING else messages.ZERO)  # a small value may be rounded to 0
         return value, _Step(problem, value, grads)
 

@@ -548,6 +548,19 @@ def test_what_moves_no_parameter_or_is_declared_is_not_told(extra):
         assert optimizer.last.loss > 0
 
 
+def test_a_batch_without_loss_is_not_told_while_the_past_moves_the_parameters():
+    """Warnings are errors here: the value 0 has the gradient 0, whatever the memory adds to it."""
+    model, ((x, y),) = mlp(), batches(1)
+    optimizer = optimizer_for(model, lr=0.1, memory=0.9)
+    for scale in (1.0, 0.0):  # the second batch is right by any margin
+        optimizer.zero_grad()
+        optimizer.loss(scale * model(x) + 9 * (1 - scale) * torch.eye(4)[y], y).backward()
+        before = model[0].weight.clone()
+        optimizer.step()
+        assert not torch.equal(before, model[0].weight)
+    assert optimizer.last.loss == 0
+
+
 def test_reentrant_checkpointing_is_refused_where_it_would_hide_parameters():
     model, (x, y) = mlp(), batches(1)[0]
     optimizer = optimizer_for(model, MultiStepFW())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 
 import numpy as np
 import pytest
@@ -184,3 +185,14 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.import_module", lambda name: without_cvxpy(name))
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[qp\]' in proxsvm's source folder"):
         load("cvxpy", extra="qp")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_verify_says_what_it_solves_on_a_terminal_only(terminal, monkeypatch, capsys):
+    w = torch.zeros(2, 1, requires_grad=True)
+    problem = ProxProblem.from_scores(MultiClassHinge(), torch.tensor([[2.0]]) @ w.T, torch.tensor([0]), [w], lr=1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    verify(problem, SingleStepFW())
+    said = capsys.readouterr().err
+    assert ("ExactQP: 2 score entries × 2 parameters …\r" in said) is terminal
+    assert said.replace("\r", "").endswith(" ") is terminal  # the line is erased
