@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import LinearEstimator, sklearn_base, validation
+from proxsvm._ranks import ProcessGroup
+from proxsvm.estimators.base import LinearEstimator, float_type, sklearn_base, validation
+from proxsvm.estimators.ranks import shares_errors
 from proxsvm.losses import Huber, L1Regression, SquaredError
 from proxsvm.losses.base import ConvexLoss
 from proxsvm.solvers import BlockFW
@@ -33,6 +35,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         random_state: of the order of the samples.
         verbose: print a line with the objective and the gap after each pass.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
+        process_group: ``"default"`` or a group of torch.distributed: each rank calls ``fit`` with its own rows, and all
+            learn the same weights. None: this process has all rows.
 
     Learns ``coef_`` ``[F]``, ``intercept_``, ``n_iter_``, ``dual_gap_``, ``objective_``, ``n_features_in_``.
 
@@ -57,6 +61,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         random_state: Any = 0,
         verbose: int = 0,
         solver: BlockFW | None = None,
+        process_group: ProcessGroup = None,
     ) -> None:
         super().__init__(
             C,
@@ -69,9 +74,11 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
             random_state=random_state,
             verbose=verbose,
             solver=solver,
+            process_group=process_group,
         )
         self.epsilon = epsilon
 
+    @shares_errors
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.
 
@@ -83,8 +90,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
         omega = None
         if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), (), omega)
+            omega = validation._check_sample_weight(sample_weight, X, dtype=float_type(X), ensure_non_negative=True)
+        self.coef_ = self._solve(loss, X, y.astype(float_type(X), copy=False), (), omega)
         return self
 
     def predict(self, X: Any) -> Array:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
+from proxsvm._ranks import ProcessGroup, Ranks, ranks_of
 from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
@@ -22,12 +23,10 @@ from proxsvm.optimizer.loss_scale import LossScale, loss_scale
 from proxsvm.optimizer.messages import NO_ORIGIN, NO_VALUE, SHARDED, warn
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
-    ProcessGroup,
-    Ranks,
     any_sharded,
+    check_replicas,
     local,
     local_grad,
-    ranks_of,
     reached,
     sharded_geometry,
 )
@@ -440,7 +439,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)
         if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
-            ranks.check(self._params())
+            check_replicas(ranks, self._params())
             self._replicas_checked = True
         return ranks
 

@@ -12,60 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
+from proxsvm._ranks import Ranks
 from proxsvm.geometry import Geometry, Group, Kept
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
-ProcessGroup: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
 
-
-def ranks_of(group: ProcessGroup) -> Ranks | None:
-    """The ranks of ``group``, or None if there is only one: then nothing in this file runs."""
-    if group is None or not (dist.is_available() and dist.is_initialized()):
-        return None
-    chosen = None if isinstance(group, str) else group
-    size = dist.get_world_size(chosen)
-    return Ranks(chosen, size) if size > 1 else None
-
-
-class Ranks:
-    """The processes over which gradients are averaged."""
-
-    def __init__(self, group: dist.ProcessGroup | None, size: int) -> None:
-        self.group, self.size = group, size
-
-    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The average over ranks of each tensor, in one reduction for each dtype."""
-        means: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            chosen = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[i].detach().reshape(-1) for i in chosen]).div_(self.size)
-            dist.all_reduce(flat, group=self.group)
-            pieces = torch.split(flat, [tensors[i].numel() for i in chosen])
-            means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
-        return [means[i] for i in range(len(tensors))]
-
-    def check(self, params: Sequence[Tensor]) -> None:
-        """Raise unless every rank has the same parameters; once, before the first step."""
-        mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
-        theirs: list[Any] = [None] * self.size
-        dist.all_gather_object(theirs, mine, group=self.group)
-        odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
-        if odd:
-            raise RuntimeError(
-                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
-                "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
-                "the first step. Ranks that train models of their own: process_group=None"
-            )
+def check_replicas(ranks: Ranks, params: Sequence[Tensor]) -> None:
+    """Raise unless every rank has the same parameters; once, before the first step."""
+    mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
+    theirs = ranks.gather(mine)
+    odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
+    if odd:
+        raise RuntimeError(
+            f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
+            "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
+            "the first step. Ranks that train models of their own: process_group=None"
+        )
 
 
 # Shards. A DTensor is recognised by its attributes, so that its package is imported only by those who use it.

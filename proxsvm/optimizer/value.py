@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import accumulator
+from proxsvm._ranks import Ranks
 from proxsvm.geometry import Number
 from proxsvm.optimizer.messages import NEGATIVE, ZERO
-from proxsvm.optimizer.ranks import Ranks
 from proxsvm.problem import GradientProblem
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
