@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -109,10 +110,22 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         own = "process_group", "random_state", "verbose"
         options = {k: v for k, v in self.get_params(deep=False).items() if k not in own}
         options |= {k: str(v) for k, v in options.items() if v is None or k in ("loss", "solver")}
+        if isinstance(self.loss, ConvexLoss):  # and a checksum of its costs
+            options["loss"] += "".join(f", {k} {crc32(x.numpy().tobytes())}" for k, x in self.loss.state_dict().items())
         names = tuple(getattr(self, "feature_names_in_", ())) or None
         columns = {"the number of features": X.shape[1], "the names of the features": names}
         kinds = {"the dtype of X": str(float_type(X)), "the shape of a target": y.shape[1:]}
         return {"the estimator": type(self).__name__, **options, **columns, **kinds}
+
+    def _checked_weight(self, sample_weight: Any, X: Any) -> Array | None:
+        """ω as scikit-learn validates it; on ranks a shard may be empty, or have no weight at all."""
+        if sample_weight is not None and ranks_of(self.process_group) is not None and not np.any(sample_weight):
+            return np.zeros(X.shape[0], float_type(X))
+        if sample_weight is None:
+            return None
+        checks = {"dtype": float_type(X), "ensure_non_negative": True}
+        omega: Array = validation._check_sample_weight(sample_weight, X, **checks)
+        return omega
 
     def _solve(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""

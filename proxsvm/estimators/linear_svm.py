@@ -152,10 +152,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
 
     def _sample_weight(self, sample_weight: Any, X: Any, y: Any, indices: Any, counts: Any) -> Array | None:
         """ω; ``indices`` and ``counts`` of the classes, None for an indicator matrix."""
-        omega: Array | None = None
-        dtype = float_type(X)
-        if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=dtype, ensure_non_negative=True)
+        omega = self._checked_weight(sample_weight, X)
         if self.class_weight is None:
             return omega
         if indices is None:
@@ -167,7 +164,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         else:
             classes = self.classes_
             of_class = class_weights.compute_class_weight(self.class_weight, classes=classes, y=classes)[indices]
-        of_class = of_class.astype(dtype)
+        of_class = of_class.astype(float_type(X))
         found: Array = of_class if omega is None else omega * of_class
         return found
 

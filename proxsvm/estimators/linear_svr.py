@@ -6,7 +6,7 @@ from typing import Any
 
 from proxsvm._kernels.tensors import Array
 from proxsvm._ranks import ProcessGroup
-from proxsvm.estimators.base import LinearEstimator, float_type, sklearn_base, validation
+from proxsvm.estimators.base import LinearEstimator, float_type, sklearn_base
 from proxsvm.estimators.ranks import shares_errors
 from proxsvm.losses import Huber, L1Regression, SquaredError
 from proxsvm.losses.base import ConvexLoss
@@ -88,9 +88,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         X, y = self._check_data(X, y, y_numeric=True)
         names = {"epsilon_insensitive": L1Regression(self.epsilon), "squared_error": SquaredError(), "huber": Huber()}
         loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
-        omega = None
-        if sample_weight is not None:
-            omega = validation._check_sample_weight(sample_weight, X, dtype=float_type(X), ensure_non_negative=True)
+        omega = self._checked_weight(sample_weight, X)
         self.coef_ = self._solve(loss, X, y.astype(float_type(X), copy=False), (), omega)
         return self
 
