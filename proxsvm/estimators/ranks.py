@@ -255,22 +255,25 @@ def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: B
         W += own(shard.load(k, sigma))
     total(W)
     best, primal, dual, progress = W, math.inf, -math.inf, None
+    change, mine, t, beta, before = np.zeros_like(W), np.zeros_like(W), 1.0, 0.0, -math.inf
     for rounds in range(solver.max_passes):
         refresh = rounds % REFRESH == REFRESH - 1
-        moved, fresh, numbers = W.copy(), np.zeros_like(W), np.zeros(3)
+        first = W + beta * (change - sigma * mine)
+        moved, fresh, numbers = first.copy(), np.zeros_like(W), np.zeros(3)
         for at, k in enumerate(rng.permutation(len(shard.blocks))):
             block = shard.load(k, sigma)
             block.W[:] = W
             now = block.evaluate()
             numbers += shard.share(k) / eta * np.array([now.dual, now.dual + now.gap, block.dual_of_start])
-            if at > 0:  # the blocks before it have moved W
+            if at > 0 or beta:
                 block.W[:] = moved
                 now = block.evaluate()
             block.sweep(rng, now, 0.0)
             moved[:] = block.W
             if refresh:
                 fresh += own(block)
-        new = total(fresh) if refresh else W + total((moved - W) / sigma)
+        mine = (moved - first) / sigma
+        new = total(fresh) if refresh else W + total(mine.copy())
         D, P, D0 = (float(x) for x in total(numbers))
         progress = progress or Progress(D0, tol=solver.tol, callback=solver.callback)
         if primal > P:
@@ -278,7 +281,12 @@ def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: B
         dual = max(dual, D)
         if progress.stop(rounds, dual, primal - dual):
             break
-        W = new
+        t, beta = (
+            (1.0, 0.0)
+            if before > D
+            else ((1 + math.sqrt(1 + 4 * t * t)) / 2, (t - 1) / ((1 + math.sqrt(1 + 4 * t * t)) / 2))
+        )
+        change, before, W = new - W, D, new
     gap = max(primal - dual, 0.0)
     relative = gap / (primal - D0) if gap else 0.0
     return Found(torch.as_tensor(best).reshape(weight.shape), primal, gap, relative, rounds + 1, shard.atom())

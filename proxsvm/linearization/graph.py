@@ -63,6 +63,9 @@ class Linearization(LinearMap):
         if reuse and self._v is None:
             self._record(parts(s))
             return [g.detach() for g in self._g]
+        return self._vjp(s)
+
+    def _vjp(self, s: Scores) -> list[Tensor]:
         with _explained():
             return self._pulled_back(parts(s), retain_graph=True)
 
@@ -118,7 +121,7 @@ class Linearization(LinearMap):
             if found is None:
                 batched = False
                 each = (like(self.scores, tuple(x[j] for x in units)) for j in range(len(unit)))
-                found = torch.stack([torch.cat([g.reshape(-1) for g in self.vjp(s)]) for s in each])
+                found = torch.stack([torch.cat([g.reshape(-1) for g in self._vjp(s)]) for s in each])
             rows.append(found)
         return torch.cat(rows)
 

@@ -124,7 +124,7 @@ def sharded_geometry(
 
 
 class AveragedLinearization(Linearization):
-    """J of this rank's samples; Jᵀ s averaged over the ranks."""
+    """J of this rank's samples, as in :meth:`jvp` and :meth:`jacobian`; Jᵀ s averaged over the ranks."""
 
     def __init__(self, scores: Scores, params: Sequence[Tensor], ranks: Ranks) -> None:
         super().__init__(scores, params)
@@ -133,13 +133,6 @@ class AveragedLinearization(Linearization):
     def vjp(self, s: Scores, *options: Any, **named: Any) -> list[Tensor]:
         """(1/R) Σ_ranks Jᵀ s: every rank must call it."""
         return self._ranks.mean(super().vjp(s, *options, **named))
-
-    def jacobian(self, *options: Any, **named: Any) -> Tensor:
-        """Not available here: the samples are spread over the ranks."""
-        raise RuntimeError(
-            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian: use "
-            "SingleStepFW or MultiStepFW, or verify in a process of its own"
-        )
 
 
 class AveragedProblem(ProxProblem):
@@ -159,6 +152,12 @@ class AveragedProblem(ProxProblem):
     def mean(self, value: Tensor) -> Tensor:
         """(1/R) Σ_ranks value."""
         return self.ranks.mean([value])[0]
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """The rows of all ranks, one after another, and which of them are this rank's."""
+        found, rank = self.ranks.gather(rows.detach().cpu()), self.ranks.rank
+        begin = sum(map(len, found[:rank]))
+        return torch.cat(found).to(rows.device), slice(begin, begin + len(rows))
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
