@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from benchmarks.common import Options, write
 from benchmarks.linear import snli, text_like
 
 GAPS = 1e-2, 1e-3
+C, RANKS = 1.0, (1, 2, 4)
 NETWORKS = {"1 Gbit/s": (1.25e8, 1e-4), "10 Gbit/s": (1.25e9, 5e-5), "100 Gbit/s": (1.25e10, 2e-5)}  # bytes/s, latency
 
 
@@ -43,32 +44,32 @@ def load(folder: Path) -> tuple[Any, np.ndarray]:
     return sparse.load_npz(folder / "X.npz"), np.load(folder / "y.npy")
 
 
-def on_rank(folder: Path, rank: int, world: int, C: float, loss: str) -> dict[str, Any]:
-    """Fit this rank's rows to the smallest gap; when each of the gaps was reached, and after how many rounds."""
+def on_rank(folder: Path, C: float, loss: str, world: int, rank: int) -> dict[str, Any]:
+    """Fit this rank's rows to the smallest gap; the rounds and seconds to each, and the CPU time of a round."""
     import torch.distributed as dist
 
     from proxsvm.estimators import LinearSVM
     from proxsvm.solvers import BlockFW
 
     X, y = load(folder)
-    X, y = X[rank::world], y[rank::world]
-    store, limit = f"file://{folder}/store-{loss}-{world}", datetime.timedelta(minutes=10)
+    X, y, classes = X[rank::world], y[rank::world], int(y.max()) + 1
+    store, limit = f"file://{folder}/store-{world}", datetime.timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
     options: dict[str, Any] = {"C": C, "loss": loss, "fit_intercept": False, "process_group": "default"}
-    LinearSVM(tol=0.5, **options).fit(X[:100], np.arange(100) % (y.max() + 1))  # compiles
+    LinearSVM(tol=0.5, **options).fit(X[:100], np.arange(100) % classes)  # compiles
     trace: list[Any] = []
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     model = LinearSVM(tol=min(GAPS), solver=BlockFW(callback=trace.append), **options).fit(X, y)
-    seconds = time.perf_counter() - began
-    at = [next(t for t in trace if t.gap <= gap * t.primal or t is trace[-1]) for gap in GAPS]
-    offset = seconds - trace[-1].seconds  # validation and the first sums, which the trace does not see
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
     dist.destroy_process_group()
-    size = model.coef_.nbytes if loss == "hinge" else X.shape[1] * (int(y.max()) + 1) * X.dtype.itemsize
-    found = [{"rounds": t.step + 1, "seconds": t.seconds + offset} for t in at]
-    return {"at": found, "bytes": size + 24, "objective": model.objective_, "compute": seconds / len(trace)}
+    at = [next((t for t in trace if t.gap <= gap * t.primal), trace[-1]) for gap in GAPS]
+    late = seconds - trace[-1].seconds  # validation and the first round, which the trace does not see
+    size = (1 if loss == "hinge" else classes) * X.shape[1] * X.dtype.itemsize + 24
+    found = {"rounds": [t.step + 1 for t in at], "seconds": [t.seconds + late for t in at]}
+    return found | {"bytes": size, "objective": model.objective_, "busy": busy / max(len(trace), 1)}
 
 
-def scikit(folder: Path, C: float, loss: str, best: float) -> list[float | None]:
+def scikit(folder: Path, C: float, loss: str, best: float, _: int) -> list[float | None]:
     """Seconds to each gap."""
     X, y = load(folder)
     found: list[float | None] = []
@@ -86,7 +87,7 @@ def scikit(folder: Path, C: float, loss: str, best: float) -> list[float | None]
     return found
 
 
-def spark(folder: Path, C: float, loss: str, best: float) -> list[float | None]:
+def spark(folder: Path, C: float, loss: str, best: float, _: int) -> list[float | None]:
     """MLlib minimises the mean loss + ½ λ ‖w‖², so λ = 1/(C n)."""
     from pyspark.ml import classification
     from pyspark.ml.linalg import SparseVector
@@ -95,7 +96,9 @@ def spark(folder: Path, C: float, loss: str, best: float) -> list[float | None]:
     X, y = load(folder)
     session = SparkSession.builder.master("local[2]").config("spark.driver.memory", "6g").getOrCreate()
     ends = zip(X.indptr, X.indptr[1:], strict=False)
-    rows = [(float(t), SparseVector(X.shape[1], X.indices[a:b], X.data[a:b])) for t, (a, b) in zip(y, ends, strict=True)]
+    rows = [
+        (float(t), SparseVector(X.shape[1], X.indices[a:b], X.data[a:b])) for t, (a, b) in zip(y, ends, strict=True)
+    ]
     frame = session.createDataFrame(rows, ["label", "features"]).repartition(2).cache()
     frame.count()
     found: list[float | None] = []
@@ -115,6 +118,23 @@ def spark(folder: Path, C: float, loss: str, best: float) -> list[float | None]:
     return found
 
 
+def modelled(x: dict[str, Any]) -> list[dict[str, Any]]:
+    """Seconds to 1e-3 on 4 machines, had each a core like these: rounds × (compute + ring all-reduce)."""
+    rounds, world, size = x["at"][1]["rounds"], 4, x["bytes"]
+    found = []
+    for network, (bandwidth, latency) in NETWORKS.items():
+        sums = 2 * (world - 1) / world * size / bandwidth + 2 * (world - 1) * latency
+        found.append(
+            {
+                "network": network,
+                "compute a round": x["busy"],
+                "sum a round": sums,
+                "seconds": rounds * (x["busy"] + sums),
+            }
+        )
+    return found
+
+
 def run(words: list[Any], several: int = 1) -> list[Any]:
     """What ``several`` processes of this file print."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks"]
@@ -129,31 +149,53 @@ def run(words: list[Any], several: int = 1) -> list[Any]:
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
+def modelled(x: dict[str, Any], world: int) -> list[dict[str, Any]]:
+    """Seconds to 1e-3, if each rank were a machine with one core: rounds × (CPU time + a ring all-reduce)."""
+    found = []
+    for network, (bandwidth, latency) in NETWORKS.items():
+        total = 2 * (world - 1) / world * x["bytes"] / bandwidth + 2 * (world - 1) * latency
+        times = {
+            "CPU time of a round": x["busy"],
+            "sum of a round": total,
+            "seconds": x["rounds"][1] * (x["busy"] + total),
+        }
+        found.append({"machines": world, "network": network, "rounds": x["rounds"][1]} | times)
+    return found
+
+
 def main(options: Options) -> None:
     n = 20_000 if options.quick else 1_000_000
     real = snli(options.data / "snli_1.0", 2000 if options.quick else 10_000)
     sets = {f"text-like (synthetic), {n:,} rows": text_like(n, words=30, classes=5), "SNLI": real}
-    rows, model = [], []
+    rows: list[dict[str, Any]] = []
+    model: list[dict[str, Any]] = []
+    columns = "rounds to 1e-2", "rounds to 1e-3", "seconds to 1e-2", "seconds to 1e-3"
     for title, data in ((title, data) for title, data in sets.items() if data is not None):
-        X, y = data
-        for loss, C in (("hinge", 1.0), ("log_loss", 1.0)):
-            target = (y == 0).astype(np.int64) if loss == "hinge" else y
+        for loss in ("hinge", "log_loss"):  # of two classes, and of all
             with tempfile.TemporaryDirectory() as name:
-                sparse.save_npz(f"{name}/X.npz", sparse.csr_matrix(X), compressed=False)
-                np.save(f"{name}/y.npy", target)
-                case = {"data": title, "loss": loss}
-                found = {R: run(["on_rank", name, C, loss, R], R)[0] for R in (1, 2, 4)}
-                best = min(x["objective"] for x in found.values())
-                for R, x in found.items():
-                    both = [x["at"][k][what] for what in ("rounds", "seconds") for k in range(2)]
-                    of = {"solver": f"LinearSVM, {R} ranks", "bytes a round": x["bytes"]}
-                    names = "rounds to 1e-2", "rounds to 1e-3", "seconds to 1e-2", "seconds to 1e-3"
-                    rows.append(case | of | dict(zip(names, both, strict=True)))
-                    model += [case | row for row in modelled(R, x)] if R == 4 else []
-                for who in ("scikit", "spark"):
-                    times = run([who, name, C, loss, best]) or [["pyspark is not installed"] * 2]
-                    label = {"scikit": "liblinear" if loss == "hinge" else "saga", "spark": "Spark MLlib, local[2]"}[who]
-                    of = {"solver": label, "bytes a round": "", "rounds to 1e-2": "", "rounds to 1e-3": ""}
-                    rows.append(case | of | dict(zip(("seconds to 1e-2", "seconds to 1e-3"), times[0], strict=True)))
-    write(options, "ranks", rows, f"All ranks share {os.cpu_count()} cores. {__doc__.splitlines()[0]}")
-    write(options, "ranks_model", model, MODEL)
+                sparse.save_npz(f"{name}/X.npz", sparse.csr_matrix(data[0]), compressed=False)
+                np.save(f"{name}/y.npy", (data[1] == 0).astype(np.int64) if loss == "hinge" else data[1])
+                case, best = {"data": title, "loss": loss}, math.inf
+                for R in RANKS:
+                    x = run(["on_rank", name, C, loss, R], R)[0]
+                    best = min(best, x["objective"])
+                    model += [case | row for row in modelled(x, R)]
+                    found = dict(zip(columns, x["rounds"] + x["seconds"], strict=True))
+                    rows.append(case | {"solver": f"LinearSVM, {R} ranks", "bytes of a round": x["bytes"]} | found)
+                for who, label in {
+                    "scikit": "liblinear" if loss == "hinge" else "saga",
+                    "spark": "Spark MLlib",
+                }.items():
+                    times = run([who, name, C, loss, best]) or [["(pyspark is not installed)"] * 2]
+                    of = {"solver": label, "bytes of a round": "", columns[0]: "", columns[1]: ""}
+                    rows.append(case | of | dict(zip(columns[2:], times[0], strict=True)))
+    missing = " SNLI is missing in --data, and so left out." if real is None else ""
+    write(options, "ranks", rows, f"C = {C}, no intercept; ranks share {os.cpu_count()} cores.{missing}")
+    write(options, "ranks_model", model, "A model, not a measurement: measured rounds × (CPU time + ring all-reduce).")
+
+
+if __name__ == "__main__":
+    act, folder, *words = sys.argv[1:]
+    print(
+        json.dumps(globals()[act](Path(folder), *(x if x in ("hinge", "log_loss") else json.loads(x) for x in words)))
+    )

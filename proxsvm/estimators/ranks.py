@@ -6,11 +6,15 @@ against the W of the round's start, as if each change of W would be made by all 
     max over s_i of  Σ_{i in k} ω_i C (⟨s_i, W x_i⟩ + c_i) − (σ′/2) ‖ΔW_k‖²,       ΔW_k = −C Σ_{i in k} ω_i Δs_i x_iᵀ
 
 by block steps whose step-size is σ′ times as large. Then W ← W + Σ_k ΔW_k, the one vector that is summed over the
-ranks, and the dual never decreases. The same visit of the rows yields their share of P and D at the W of the start, so
-the gap is certified with one read of the data. Rows on disk are visited block by block.
+ranks. The same visit of the rows yields their share of P and D at the W of the start, so the gap is certified with one
+read of the data. Rows on disk are visited block by block.
+
+It is a proximal gradient method on the dual, in the norm σ′ Σ_k ‖ΔW_k‖², so Nesterov's momentum applies: the round
+starts around y = s + β (s − the s before), of which only its W is needed; β is 0 again where the dual has fallen.
 
 References: Ma, Smith, Jaggi, Jordan, Richtárik and Takáč, Adding vs. Averaging in Distributed Primal-Dual Optimization,
-ICML 2015. Yu, Hsieh, Chang and Lin, Large Linear Classification When Data Cannot Fit in Memory, KDD 2010.
+ICML 2015. Yu, Hsieh, Chang and Lin, Large Linear Classification When Data Cannot Fit in Memory, KDD 2010. O'Donoghue
+and Candès, Adaptive Restart for Accelerated Gradient Schemes, Foundations of Computational Mathematics 2015.
 """
 
 from __future__ import annotations
@@ -255,10 +259,11 @@ def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: B
         W += own(shard.load(k, sigma))
     total(W)
     best, primal, dual, progress = W, math.inf, -math.inf, None
-    change, mine, t, beta, before = np.zeros_like(W), np.zeros_like(W), 1.0, 0.0, -math.inf
+    change, mine, before = np.zeros_like(W), np.zeros_like(W), -math.inf  # ΣΔW_k, ΔW_k and D of the last round
+    t, beta = 1.0, 0.0
     for rounds in range(solver.max_passes):
         refresh = rounds % REFRESH == REFRESH - 1
-        first = W + beta * (change - sigma * mine)
+        first = W + beta * (change - sigma * mine)  # the W of the local problem around y, at its own s
         moved, fresh, numbers = first.copy(), np.zeros_like(W), np.zeros(3)
         for at, k in enumerate(rng.permutation(len(shard.blocks))):
             block = shard.load(k, sigma)
@@ -281,11 +286,8 @@ def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: B
         dual = max(dual, D)
         if progress.stop(rounds, dual, primal - dual):
             break
-        t, beta = (
-            (1.0, 0.0)
-            if before > D
-            else ((1 + math.sqrt(1 + 4 * t * t)) / 2, (t - 1) / ((1 + math.sqrt(1 + 4 * t * t)) / 2))
-        )
+        after = (1 + math.sqrt(1 + 4 * t**2)) / 2
+        t, beta = (after, (t - 1) / after) if D >= before else (1.0, 0.0)
         change, before, W = new - W, D, new
     gap = max(primal - dual, 0.0)
     relative = gap / (primal - D0) if gap else 0.0
