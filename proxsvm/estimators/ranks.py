@@ -287,7 +287,7 @@ def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: B
         if progress.stop(rounds, dual, primal - dual):
             break
         after = (1 + math.sqrt(1 + 4 * t**2)) / 2
-        t, beta = (after, (t - 1) / after) if D >= before else (1.0, 0.0)
+        t, beta = (after, (t - 1) / after) if before <= D else (1.0, 0.0)
         change, before, W = new - W, D, new
     gap = max(primal - dual, 0.0)
     relative = gap / (primal - D0) if gap else 0.0

@@ -322,3 +322,20 @@ def test_memory_is_a_few_blocks(kind, tmp_path):
     run = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     assert int(run.stdout) >= 1
+
+
+# The example.
+
+
+def test_the_example_runs_under_torchrun_and_alone(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    saved = {}
+    for name, engine in {"ranks": torchrun, "alone": []}.items():
+        words = [sys.executable, *engine, "-m", "examples.svm_on_ranks", "--save", str(tmp_path / name)]
+        run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stderr[-2000:]
+        assert f"{2 if engine else 1} process(es): objective" in run.stdout
+        saved[name] = np.load(tmp_path / f"{name}.npz")
+    assert saved["ranks"]["coef"].shape == saved["alone"]["coef"].shape == (10, 64)
+    np.testing.assert_allclose(saved["ranks"]["objective"], saved["alone"]["objective"], rtol=1e-3)
