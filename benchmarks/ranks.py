@@ -1,12 +1,11 @@
 """LinearSVM on 1, 2 and 4 ranks by gloo, beside scikit-learn's solvers and Spark MLlib: time to the same objective.
 
-Every solver, and every rank, runs in a process of its own. The time of the others is that of the loosest of four settings
+Every solver and every rank runs in a process of its own. The time of the others is that of the loosest of four settings
 whose objective is within the gap of the best known; Spark's is a fit on cached data, after the start of the JVM.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
@@ -35,9 +34,6 @@ def load(folder: str) -> tuple[Any, np.ndarray]:
     return sparse.load_npz(f"{folder}/X.npz"), np.load(f"{folder}/y.npy")
 
 
-# Each of these is a process.
-
-
 def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
     """Fit this rank's rows to the smallest gap; the rounds and seconds to each, and the CPU time of a round."""
     import torch.distributed as dist
@@ -47,8 +43,7 @@ def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
 
     X, y = load(folder)
     X, y, classes = X[rank::world], y[rank::world], int(y.max()) + 1
-    store, limit = f"file://{folder}/store-{world}", datetime.timedelta(minutes=10)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
+    dist.init_process_group("gloo", f"file://{folder}/store-{world}", rank=rank, world_size=world)
     options: dict[str, Any] = {"C": C, "loss": loss, "fit_intercept": False, "process_group": "default"}
     LinearSVM(tol=0.5, **options).fit(X[:100], np.arange(100) % classes)  # compiles
     trace: list[Any] = []
@@ -91,9 +86,10 @@ def spark(folder: str, loss: str, best: float, _: int) -> list[float | None]:
         options = {"maxIter": steps, "regParam": 1 / (C * len(y)), "fitIntercept": False, "standardization": False}
         if loss == "hinge":
             return classification.LinearSVC(tol=0.0, **options).fit(frame).coefficients.toArray()[None]
-        return classification.LogisticRegression(tol=0.0, family="multinomial", **options).fit(frame).coefficientMatrix
+        logistic = classification.LogisticRegression(tol=0.0, family="multinomial", **options)
+        return logistic.fit(frame).coefficientMatrix.toArray()
 
-    return times(lambda setting: np.asarray(getattr(w := fit(setting), "toArray", lambda: w)()), X, y, loss, best)
+    return times(fit, X, y, loss, best)
 
 
 def times(fit: Callable[[int], Any], X: Any, y: np.ndarray, loss: str, best: float) -> list[float | None]:
@@ -122,23 +118,21 @@ def run(several: int, *words: Any) -> list[Any]:
 
 
 def main(options: Options) -> None:
-    n = 20_000 if options.quick else 1_000_000
-    real = snli(options.data / "snli_1.0", 2000 if options.quick else 10_000)
+    n, real = (
+        (20_000 if options.quick else 1_000_000),
+        snli(options.data / "snli_1.0", 2000 if options.quick else 10_000),
+    )
     sets = {f"text-like (synthetic), {n:,} rows": text_like(n, words=30, classes=5), "SNLI": real}
     rows, model = [], []
-    for title, loss in ((title, loss) for title, data in sets.items() if data for loss in ("hinge", "log_loss")):
+    for title, data, loss in ((*item, loss) for item in sets.items() if item[1] for loss in ("hinge", "log_loss")):
         with tempfile.TemporaryDirectory() as folder:
-            X, y = sets[title]
-            sparse.save_npz(f"{folder}/X.npz", X, compressed=False)
-            np.save(f"{folder}/y.npy", (y == 0).astype(np.int64) if loss == "hinge" else y)  # of two classes, or of all
+            sparse.save_npz(f"{folder}/X.npz", data[0], compressed=False)
+            np.save(f"{folder}/y.npy", (data[1] == 0).astype(np.int64) if loss == "hinge" else data[1])  # two classes
             case, best = {"data": title, "loss": loss}, math.inf
             for R in RANKS:
                 x = run(R, "on_rank", folder, loss, R)[0]
-                best, of = (
-                    min(best, x["objective"]),
-                    {"solver": f"LinearSVM, {R} ranks", "bytes of a round": x["bytes"]},
-                )
-                rows.append(case | of | dict(zip(COLUMNS, x["found"], strict=True)))
+                best, found = min(best, x["objective"]), dict(zip(COLUMNS, x["found"], strict=True))
+                rows.append(case | {"solver": f"LinearSVM, {R} ranks", "bytes of a round": x["bytes"]} | found)
                 for network, (bandwidth, latency) in NETWORKS.items():
                     ring = 2 * (R - 1) / R * x["bytes"] / bandwidth + 2 * (R - 1) * latency
                     parts = {"CPU time of a round": x["busy"], "its sum": ring}
@@ -147,8 +141,8 @@ def main(options: Options) -> None:
             for who, name in {"scikit": "liblinear" if loss == "hinge" else "saga", "spark": "Spark MLlib"}.items():
                 found = ["", "", *(run(1, who, folder, loss, best) or [["(no pyspark)"] * 2])[0]]
                 rows.append(case | {"solver": name, "bytes of a round": ""} | dict(zip(COLUMNS, found, strict=True)))
-    missing = " SNLI is missing in --data, and so left out." if real is None else ""
-    write(options, "ranks", rows, f"C = {C}, no intercept; ranks share {os.cpu_count()} cores.{missing}")
+    note = f"C = {C}, no intercept; ranks share {os.cpu_count()} cores."
+    write(options, "ranks", rows, note if real else f"{note} SNLI is missing in --data.")
     write(options, "ranks_model", model, "A model of machines with one core: rounds × (CPU time + a ring all-reduce).")
 
 
