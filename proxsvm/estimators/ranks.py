@@ -241,7 +241,6 @@ def solve_in_rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, s
 
 
 def _rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: BlockFW) -> Found:
-
     def total(x: Array) -> Array:
         if ranks is not None:
             _lost_ranks_explained(ranks.sum, torch.as_tensor(x))  # in place

@@ -22,7 +22,7 @@ from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.solvers import BlockFW
 from tests.parallel import run_on_ranks
 
-TOL = 1e-5
+TOL = 1e-4
 OPTIONS: dict[str, Any] = {"tol": TOL, "max_iter": 2000}
 N = 80
 
@@ -62,7 +62,7 @@ def fit(name: str, kind: str, rows: slice, weighted: bool = False, **more: Any) 
     make, options = CASES[name]
     X, y, omega = table()
     y = X @ np.arange(6) if make is LinearSVR else y
-    tol = {"tol": 1e-4} if kind == "float32" else {}
+    tol = {"tol": 1e-3} if kind == "float32" else {}
     model = make(**{**OPTIONS, **options, **tol, **more})
     return model.fit(KINDS[kind](X[rows]), y[rows], omega[rows] if weighted else None)
 
@@ -155,7 +155,7 @@ def assert_solves(got: dict[str, Any], alone: Any, tol: float = TOL) -> None:
 def test_all_ranks_learn_what_one_process_learns(run, found):
     name, kind, weighted = run
     assert_same([rank[run] for rank in found])
-    tol = 1e-4 if kind == "float32" else TOL
+    tol = 1e-3 if kind == "float32" else TOL
     assert_solves(found[0][run], fit(name, kind, slice(None), weighted), tol)
 
 
