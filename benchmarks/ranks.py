@@ -52,8 +52,7 @@ def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     dist.destroy_process_group()
     at = [next((t for t in trace if t.gap <= gap * t.primal), trace[-1]) for gap in GAPS]
-    late = seconds - trace[-1].seconds  # validation and the first round, which the trace does not see
-    found = [*(t.step + 1 for t in at), *(t.seconds + late for t in at)]
+    found = [*(t.step + 1 for t in at), *(t.seconds + seconds - trace[-1].seconds for t in at)]  # with the validation
     size = (1 if loss == "hinge" else classes) * X.shape[1] * X.dtype.itemsize + 24
     return {"found": found, "bytes": size, "objective": model.objective_, "busy": busy / len(trace)}
 
@@ -99,8 +98,8 @@ def times(fit: Callable[[int], Any], X: Any, y: np.ndarray, loss: str, best: flo
         began = time.perf_counter()
         W = fit(setting)
         seconds, u = time.perf_counter() - began, np.asarray(X @ W.T)
-        hinge = np.maximum(0, 1 - (2 * y - 1) * u[:, 0])
-        losses = hinge if loss == "hinge" else logsumexp(u, axis=1) - u[np.arange(len(y)), y]
+        own = u[np.arange(len(y)), y] if loss == "log_loss" else (2 * y - 1) * u[:, 0]
+        losses = logsumexp(u, axis=1) - own if loss == "log_loss" else np.maximum(0, 1 - own)
         while len(found) < 2 and (W**2).sum() / 2 + C * losses.sum() <= best * (1 + GAPS[len(found)]):
             found.append(seconds)
     return [*found, None, None][:2]
