@@ -8,7 +8,7 @@ It is the further score ⟨q, d⟩ of the sample with the largest weight, whose 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,16 +92,16 @@ class _PastHull(Hull):
 class PastMap(LinearMap):
     """J of the batch, with ⟨q, d⟩ as the last score of the sample ``at``."""
 
-    def __init__(self, batch: LinearMap, at: int, q: Sequence[Tensor]) -> None:
+    def __init__(self, batch: LinearMap, at: int, q: Sequence[Tensor], mean: Callable[[Tensor], Tensor]) -> None:
         first = parts(batch.scores)[0]
         super().__init__((*parts(batch.scores), first.new_zeros(len(first))), batch.params)
-        self.batch, self.at, self.q = batch, at, q
+        self.batch, self.at, self.q, self.mean = batch, at, q, mean
 
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
-        """Jᵀ s + s_past q."""
+        """Jᵀ s + s_past q; of several ranks, each has the past as a sample of its own."""
         assert isinstance(s, tuple)
-        found = self.batch.vjp(_inner(s), reuse)
-        return [torch.add(x, s[-1][self.at] * q.to(x.dtype)) for x, q in zip(found, self.q, strict=True)]
+        found, past = self.batch.vjp(_inner(s), reuse), self.mean(s[-1][self.at])
+        return [torch.add(x, past * q.to(x.dtype)) for x, q in zip(found, self.q, strict=True)]
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """J d and ⟨q, d⟩."""
@@ -131,7 +131,7 @@ class PastProblem(ProxProblem):
         p = (1 - old) * origin.coefficients
         at = int(p.argmax())
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
-        line = PastMap(batch.linearization, at, q)
+        line = PastMap(batch.linearization, at, q, batch.mean)
         problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line)
         problem.batch, problem.past, problem.on_ranks = batch, past, batch.on_ranks
         return problem
@@ -139,6 +139,10 @@ class PastProblem(ProxProblem):
     def mean(self, value: Tensor) -> Tensor:
         """The average over ranks of a value."""
         return self.batch.mean(value)
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """The rows of all ranks."""
+        return self.batch.gather(rows)
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise an error if the ranks do not agree on a solver's ``point``."""

@@ -131,6 +131,10 @@ class Problem(ABC):
         """The average over ranks of a value; here there is one rank."""
         return value
 
+    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """The rows of all ranks, one after another, and which of them are this rank's."""
+        return rows, slice(None)
+
     def check(self, point: DualPoint, solver: object) -> None:  # noqa: B027 (one rank agrees with itself)
         """Raise an error if the ranks do not agree on a solver's ``point``."""
 

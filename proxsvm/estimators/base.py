@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import warnings
@@ -10,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 import torch
 
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
+from proxsvm._ranks import ProcessGroup, ranks_of
+from proxsvm.estimators.ranks import Found, Shard, agree, blocks_of, exchange, is_mapped, solve_in_rounds
 from proxsvm.losses.base import Atom, ConvexLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW, Trace
@@ -51,6 +55,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: Any = 0
     verbose: int = 0
     solver: BlockFW | None = None
+    process_group: ProcessGroup = None
 
     def _check_options(self) -> None:
         for name in ("C", "intercept_scaling"):
@@ -75,17 +80,100 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_data(self, X: Any, *y: Any, **options: Any) -> Any:
         """X, or X and y, as scikit-learn validates them; without y the features must be those of the fit."""
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "accept_large_sparse": False, **options}
-        return validation.validate_data(self, X, *y, reset=bool(y), **checks)
+        if y and is_mapped(X):  # blocks are checked and converted one by one
+            checks |= {"dtype": None, "accept_large_sparse": True, "ensure_all_finite": False}
+        ranks = ranks_of(self.process_group) if y else None
+        if ranks is None:
+            return validation.validate_data(self, X, *y, reset=bool(y), **checks)
+        if validation._num_samples(X):
+            X, target = validation.validate_data(self, X, *y, **checks)
+        else:  # an empty shard
+            checks = {k: v for k, v in checks.items() if k not in options}
+            X, target = validation.validate_data(self, X, ensure_min_samples=0, **checks), np.asarray(*y)
+        agree(ranks, self._description(X, target))
+        return X, target
+
+    def _description(self, X: Any, y: Any) -> dict[str, Any]:
+        """What all ranks must have in common."""
+        own = "process_group", "random_state", "verbose"
+        options = {k: v for k, v in self.get_params(deep=False).items() if k not in own}
+        options |= {k: str(v) for k, v in options.items() if v is None or k in ("loss", "solver")}
+        if isinstance(self.loss, ConvexLoss):  # and a checksum of its costs
+            options["loss"] += "".join(f", {k} {crc32(x.numpy().tobytes())}" for k, x in self.loss.state_dict().items())
+        names = tuple(getattr(self, "feature_names_in_", ())) or None
+        columns = {"the number of features": X.shape[1], "the names of the features": names}
+        kinds = {"the dtype of X": str(float_type(X)), "the shape of a target": y.shape[1:]}
+        return {"the estimator": type(self).__name__, **options, **columns, **kinds}
+
+    def _checked_weight(self, sample_weight: Any, X: Any) -> Array | None:
+        """ω as scikit-learn validates it; on ranks a shard may be empty, or have no weight at all."""
+        if sample_weight is not None and ranks_of(self.process_group) is not None and not np.any(sample_weight):
+            return np.zeros(X.shape[0], float_type(X))
+        if sample_weight is None:
+            return None
+        checks = {"dtype": float_type(X), "ensure_non_negative": True}
+        omega: Array = validation._check_sample_weight(sample_weight, X, **checks)
+        return omega
 
     def _solve(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""
-        features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
-        eta = self.C * (len(target) if omega is None else float(omega.sum()))
+        ranks, n = ranks_of(self.process_group), len(target)
+        elsewhere = ranks is not None or is_mapped(X)
+        shard = self._shard(loss, X, target, out, omega) if elsewhere else None
+        masses = [float(n if omega is None else omega.sum())]
+        masses = masses if ranks is None else exchange(ranks, masses[0])
+        eta = self.C * sum(masses)
         if not 0 < eta < math.inf:
             raise ValueError(
                 f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
                 + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
             )
+        if shard is None:
+            found = self._solve_at_once(loss, X, target, out, omega, eta)
+        else:
+            solver, sigma = self._solver(eta if ranks is None or ranks.rank == 0 else None), sum(m > 0 for m in masses)
+            with one_thread(n * shard.weight.numel() < MANY):
+                found = solve_in_rounds(shard, ranks, eta, sigma, solver)
+        if self.warm_start:
+            self._before = found.atom, target, _fingerprint(loss)
+        self.n_iter_ = found.rounds
+        self.dual_gap_ = found.gap * eta  # the problem is the SVM's objective over η
+        self.objective_ = found.primal * eta
+        if found.relative > max(self.tol, _rounding(found.weight)):
+            warnings.warn(
+                f"{type(self).__name__} stopped after {self.n_iter_} passes (max_iter={self.max_iter}) at a relative "
+                f"gap of {found.relative:.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
+                exceptions.ConvergenceWarning,
+                stacklevel=4,
+            )
+        w: Array = found.weight.numpy().astype(float_type(X), copy=False)
+        if self.fit_intercept:
+            self.intercept_ = self.intercept_scaling * w[..., -1]
+            return w[..., :-1]
+        self.intercept_ = np.zeros(w.shape[:-1], w.dtype)
+        return w
+
+    def _shard(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Shard:
+        """The rows of this rank, which are read block by block where they are on disk."""
+        dtype, blocks, mapped = float_type(X), blocks_of(X), is_mapped(X)
+
+        def read(rows: slice) -> Any:
+            part = X[rows].astype(dtype, copy=mapped)
+            return _with_ones(part, self.intercept_scaling) if self.fit_intercept else part
+
+        for rows in blocks if mapped else ():
+            part = X[rows]
+            sklearn_utils.assert_all_finite(part.data if hasattr(part, "indptr") else part, input_name="X")
+        weight = torch.as_tensor(np.zeros((*out, X.shape[1] + bool(self.fit_intercept)), dtype))
+        omega = np.ones(len(target), dtype) if omega is None else omega
+        before = self.warm_start and hasattr(self, "_before")
+        start = functools.partial(self._start, target=target) if before else None
+        return Shard(loss, read, blocks, target, omega, weight, self.C, (self.solver or BlockFW()).inner, start)
+
+    def _solve_at_once(
+        self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
+    ) -> Found:
+        features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
         for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
             rows = features.astype(dtype, copy=False)
             problem = ProxProblem.from_features(
@@ -96,36 +184,25 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
-            point = self._solution(problem, eta, self._start(problem, target))
+            point = self._solution(problem, eta, self._start(problem, slice(None), target))
             assert point.gap is not None
             assert point.dual is not None
-            gap = problem.relative(point.gap, point)
-            if gap <= max(self.tol, _rounding(problem)) or point.steps >= self.max_iter:
+            relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
+            if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break
-        if self.warm_start:
-            self._before = point.atom, target, _fingerprint(loss)
-        self.n_iter_ = max(point.steps, 1)
-        self.dual_gap_ = max(float(point.gap), 0.0) * eta  # the problem is the SVM's objective over η
-        self.objective_ = float(point.dual + point.gap) * eta
-        if gap > max(self.tol, _rounding(problem)):
-            warnings.warn(
-                f"{type(self).__name__} stopped after {self.n_iter_} passes (max_iter={self.max_iter}) at a relative "
-                f"gap of {float(gap):.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
-                exceptions.ConvergenceWarning,
-                stacklevel=3,
-            )
-        w: Array = problem.displacement(point)[0].numpy().astype(X.dtype, copy=False)
-        if self.fit_intercept:
-            self.intercept_ = self.intercept_scaling * w[..., -1]
-            return w[..., :-1]
-        self.intercept_ = np.zeros(w.shape[:-1], w.dtype)
-        return w
+        gap, primal = max(float(point.gap), 0.0), float(point.dual + point.gap)
+        return Found(weight, primal, gap, relative, max(point.steps, 1), point.atom)
 
-    def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
+    def _solver(self, eta: float | None) -> BlockFW:
+        """With the estimator's options; reports its progress in units of the objective, unless ``eta`` is None."""
         seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
-        if self.verbose:
+        if self.verbose and eta is not None:
             solver = replace(solver, callback=_Progress(type(self).__name__, eta, solver.callback))
+        return solver
+
+    def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
+        solver = self._solver(eta)
         n, size = len(problem.origin.coefficients), problem.params[0].numel()
         with one_thread(n * size < MANY):
             point = solver.solve(problem, start=start)
@@ -135,24 +212,20 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 point = replace(exact, steps=point.steps)
         return point
 
-    def _start(self, problem: ProxProblem, target: Array) -> Atom | None:
-        """The last fit's dual point, if it is also one of this problem; another loss may have another hull."""
+    def _start(self, problem: ProxProblem, rows: slice, target: Array) -> Atom | None:
+        """The last fit's dual point, if it is also one of this problem, of some rows of all the targets; another loss
+        may have another hull."""
         if not (self.warm_start and hasattr(self, "_before")):
             return None
         atom, of_target, of_loss = self._before
         assert atom is not None
         if not np.array_equal(of_target, target):
             return None
+        atom = Atom(atom.s[rows], atom.offset[rows])
         feasible = is_feasible(problem, atom)
         if feasible is None:  # only the same loss has the same hull for certain
             feasible = of_loss is not None and of_loss == _fingerprint(problem.origin.loss)
         return atom if feasible else None
-
-    def _sample_weight(self, sample_weight: Any, X: Any) -> Array | None:
-        if sample_weight is None:
-            return None
-        omega: Array = validation._check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        return omega
 
     def _scores(self, X: Any) -> Array:
         validation.check_is_fitted(self)
@@ -208,6 +281,11 @@ def _with_ones(X: Any, scaling: float) -> Any:
     return np.hstack([X, np.full((len(X), 1), scaling, X.dtype)])
 
 
-def _rounding(problem: ProxProblem) -> float:
-    """The relative gap that the features' dtype can certify."""
-    return 100.0 * float(torch.finfo(problem.params[0].dtype).eps)
+def float_type(X: Any) -> Any:
+    """The floating-point type of features; only memory-mapped ones may have another."""
+    return X.dtype if X.dtype in (np.float32, np.float64) else np.result_type(X.dtype, np.float32)
+
+
+def _rounding(weight: torch.Tensor) -> float:
+    """The relative gap that the dtype of the weights can certify."""
+    return 100.0 * float(torch.finfo(weight.dtype).eps)

@@ -9,7 +9,9 @@ import numpy as np
 
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import LinearEstimator, sklearn_base, validation
+from proxsvm._ranks import ranks_of
+from proxsvm.estimators.base import LinearEstimator, float_type, sklearn_base, validation
+from proxsvm.estimators.ranks import shares_errors, unique
 from proxsvm.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -56,6 +58,8 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         random_state: of the order of the samples.
         verbose: print a line with the objective and the gap after each pass.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
+        process_group: ``"default"`` or a group of torch.distributed: each rank calls ``fit`` with its own rows, and all
+            learn the same weights. None: this process has all rows.
 
     Learns ``coef_`` ``[K, F]`` (``[1, F]`` for two classes), ``intercept_``, ``classes_``, ``n_iter_`` (passes),
     ``dual_gap_`` and ``objective_`` (in the units of the formula above), ``n_features_in_``. With an indicator matrix
@@ -72,6 +76,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     _: KW_ONLY
     class_weight: Any = None
 
+    @shares_errors
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVM:
         """Fit to features ``[n, F]``, dense or sparse, and any labels ``[n]``, or an indicator matrix ``[n, L]``.
 
@@ -84,11 +89,13 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         if not several:
             y = validation.column_or_1d(y, warn=True)
         loss = self._make_loss(several)
+        indices: Any = None
+        counts: Any = None
         if several:
             labels = (y.toarray() if hasattr(y, "toarray") else np.asarray(y)).astype(np.int64)
             self.classes_ = np.arange(labels.shape[1])
         else:
-            self.classes_, indices = np.unique(y, return_inverse=True)
+            self.classes_, indices, counts = unique(y, ranks_of(self.process_group))
             if len(self.classes_) < 2:
                 raise ValueError(
                     f"LinearSVM needs samples of at least 2 classes in the data, but the data contains only one class: "
@@ -98,11 +105,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
             labels = labels[:, 1:] if len(self.classes_) == 2 else labels
         by_label = isinstance(loss, tuple(OF_LABELS.values()))
         target, K = (labels, labels.shape[1]) if by_label else (indices, len(self.classes_))
-        omega = self._sample_weight(sample_weight, X)
-        if self.class_weight is not None:
-            of_class = class_weights.compute_sample_weight(self.class_weight, y).astype(X.dtype)
-            omega = of_class if omega is None else omega * of_class
-        w = self._solve(loss, X, target, (K,), omega)
+        w = self._solve(loss, X, target, (K,), self._sample_weight(sample_weight, X, y, indices, counts))
         if K == 2 and not several:  # one vector separates two classes
             w, self.intercept_ = w[1:] - w[:1], self.intercept_[1:] - self.intercept_[:1]
         self.coef_, self._several = w, several
@@ -120,6 +123,24 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         names: dict[str, Any] = {**OF_CLASSES, **OF_LABELS} if several else {**OF_LABELS, **OF_CLASSES}
         loss: ConvexLoss = names[self.loss or ("hinge" if several else "crammer_singer")]()
         return loss
+
+    def _sample_weight(self, sample_weight: Any, X: Any, y: Any, indices: Any, counts: Any) -> Array | None:
+        """ω; ``indices`` and ``counts`` of the classes, None for an indicator matrix."""
+        omega = self._checked_weight(sample_weight, X)
+        if self.class_weight is None:
+            return omega
+        if indices is None:
+            if ranks_of(self.process_group) is not None:
+                raise ValueError("class_weight for an indicator matrix needs all rows; on ranks use sample_weight")
+            of_class = class_weights.compute_sample_weight(self.class_weight, y)
+        elif self.class_weight == "balanced":
+            of_class = (counts.sum() / (len(counts) * counts))[indices]
+        else:
+            classes = self.classes_
+            of_class = class_weights.compute_class_weight(self.class_weight, classes=classes, y=classes)[indices]
+        of_class = of_class.astype(float_type(X))
+        found: Array = of_class if omega is None else omega * of_class
+        return found
 
     def decision_function(self, X: Any) -> Array:
         """The scores, ``[n, K]``; for two classes ``[n]``, positive for ``classes_[1]``."""

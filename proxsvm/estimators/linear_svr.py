@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import LinearEstimator, sklearn_base
+from proxsvm.estimators.base import LinearEstimator, float_type, sklearn_base
+from proxsvm.estimators.ranks import shares_errors
 from proxsvm.losses import Huber, L1Regression, SquaredError
 from proxsvm.losses.base import ConvexLoss
 
@@ -35,6 +36,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         random_state: of the order of the samples.
         verbose: print a line with the objective and the gap after each pass.
         solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
+        process_group: ``"default"`` or a group of torch.distributed: each rank calls ``fit`` with its own rows, and all
+            learn the same weights. None: this process has all rows.
 
     Learns ``coef_`` ``[F]``, ``intercept_``, ``n_iter_``, ``dual_gap_``, ``objective_``, ``n_features_in_``.
 
@@ -48,6 +51,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     epsilon: float = 0.0
     loss: ConvexLoss | str | None = None
 
+    @shares_errors
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearSVR:
         """Fit to features ``[n, F]``, dense or sparse, and real targets ``[n]``.
 
@@ -62,8 +66,8 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
             "huber": Huber(),
         }
         loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
-        omega = self._sample_weight(sample_weight, X)
-        self.coef_ = self._solve(loss, X, y.astype(X.dtype, copy=False), (), omega)
+        omega = self._checked_weight(sample_weight, X)
+        self.coef_ = self._solve(loss, X, y.astype(float_type(X), copy=False), (), omega)
         return self
 
     def predict(self, X: Any) -> Array:

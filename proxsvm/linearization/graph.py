@@ -79,6 +79,9 @@ class Linearization(LinearMap):
         if reuse and self._v is None:
             self._record(parts(s))
             return [g.detach() for g in self._g]
+        return self._vjp(s)
+
+    def _vjp(self, s: Scores) -> list[Tensor]:
         with _explained():
             return self._pulled_back(parts(s), retain_graph=True)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
+from proxsvm._ranks import ProcessGroup, Ranks, ranks_of
 from proxsvm.geometry import Geometry, Number, check_metric, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
@@ -22,13 +23,12 @@ from proxsvm.optimizer.follow import follow as follow_optimizer
 from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, checked, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
-    ProcessGroup,
-    Ranks,
     ShardedGeometry,
+    agree,
     any_sharded,
+    check_replicas,
     local,
     local_grad,
-    ranks_of,
     reached,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced
@@ -345,7 +345,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         stayed = space.advance(x, c, point.gamma, skip, self.memory)
         self._commit(space, h, skip, stayed)
         if (ranks := self._ranks()) is not None:
-            ranks.agree(space, [self.param_groups[0][name] for name in SHARED])
+            agree(ranks, space, [self.param_groups[0][name] for name in SHARED])
         gap = None if point.gap is None else point.gap.to(value)
         eta = space.buckets[0].eta
         self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps, eta)
@@ -418,7 +418,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _ranks(self) -> Ranks | None:
         ranks = ranks_of(self.process_group)
         if ranks is not None and not self._replicas_checked and not torch.compiler.is_compiling():
-            ranks.check(self._params())
+            check_replicas(ranks, self._params())
             self._replicas_checked = True
         return ranks
 

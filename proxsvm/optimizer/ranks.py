@@ -12,86 +12,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
+from proxsvm._ranks import Ranks
 from proxsvm.geometry import Geometry
 from proxsvm.linearization.graph import Linearization, leaves
 from proxsvm.losses.base import Origin, Scores
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 
-ProcessGroup: TypeAlias = "dist.ProcessGroup | Literal['default'] | None"
+
+def check_replicas(ranks: Ranks, params: Sequence[Tensor]) -> None:
+    """Raise unless every rank has the same parameters; once, before the first step."""
+    mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
+    theirs = ranks.gather(mine)
+    odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
+    if odd:
+        raise RuntimeError(
+            f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
+            "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
+            "the first step. Ranks that train models of their own: process_group=None"
+        )
 
 
-def ranks_of(group: ProcessGroup) -> Ranks | None:
-    """The ranks of ``group``, or None if there is only one: then nothing in this file runs."""
-    if group is None or not (dist.is_available() and dist.is_initialized()):
-        return None
-    chosen = None if isinstance(group, str) else group
-    size = dist.get_world_size(chosen)
-    return Ranks(chosen, size) if size > 1 else None
+def agree(ranks: Ranks, space: Geometry, scalars: Sequence[Tensor]) -> None:
+    """Give all ranks the outcome of the first rank's step, where a metric has refreshed its bases.
 
-
-class Ranks:
-    """The processes over which gradients are averaged."""
-
-    def __init__(self, group: dist.ProcessGroup | None, size: int) -> None:
-        self.group, self.size = group, size
-
-    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The average over ranks of each tensor, in one reduction for each dtype."""
-        means: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            chosen = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[i].detach().reshape(-1) for i in chosen]).div_(self.size)
-            dist.all_reduce(flat, group=self.group)
-            pieces = torch.split(flat, [tensors[i].numel() for i in chosen])
-            means.update({i: piece.view(tensors[i].shape) for i, piece in zip(chosen, pieces, strict=True)})
-        return [means[i] for i in range(len(tensors))]
-
-    def agree(self, space: Geometry, scalars: Sequence[Tensor]) -> None:
-        """Give all ranks the outcome of the first rank's step, where a metric has refreshed its bases.
-
-        A decomposition need not be the same bit for bit everywhere, and where eigenvalues are close not even nearly.
-        """
-        tensors: list[Tensor] = []
-        for bucket in space.buckets:
-            kept, metric = bucket.kept, bucket.group.metric
-            counts = [x for own in kept.metric for x in own.values() if isinstance(x, int)]  # of the present bases
-            if not metric.elementwise and any((n - 1) % getattr(metric, "every", 1) == 0 for n in counts or [1]):
-                learned = (own.get(name) for own in kept.metric for name in metric.state)
-                tensors += [*bucket.w, *(kept.q or ()), *(kept.z or ()), *(kept.mean or ())]
-                tensors += [x for x in learned if isinstance(x, Tensor)]
-        if tensors and not torch.compiler.is_compiling():
-            self.broadcast([*tensors, *scalars])
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give all ranks the tensors of the first one, in place, in one broadcast for each dtype."""
-        first = 0 if self.group is None else dist.get_global_rank(self.group, 0)
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            chosen = [t.detach() for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.reshape(-1) for t in chosen])
-            dist.broadcast(flat, first, group=self.group)
-            pieces = torch.split(flat, [t.numel() for t in chosen])
-            torch._foreach_copy_(chosen, [piece.view(t.shape) for piece, t in zip(pieces, chosen, strict=True)])
-
-    def check(self, params: Sequence[Tensor]) -> None:
-        """Raise unless every rank has the same parameters; once, before the first step."""
-        mine = [(tuple(p.shape), None if is_sharded(p) else repr(float(p.detach().double().sum()))) for p in params]
-        theirs: list[Any] = [None] * self.size
-        dist.all_gather_object(theirs, mine, group=self.group)
-        odd = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
-        if odd:
-            raise RuntimeError(
-                f"the optimizers of ranks 0 and {odd} hold different parameters, so no γ would be right for all. Use "
-                "DistributedDataParallel or, to save memory, fully_shard instead of ZeroRedundancyOptimizer, before "
-                "the first step. Ranks that train models of their own: process_group=None"
-            )
+    A decomposition need not be the same bit for bit everywhere, and where eigenvalues are close not even nearly.
+    """
+    tensors: list[Tensor] = []
+    for bucket in space.buckets:
+        kept, metric = bucket.kept, bucket.group.metric
+        counts = [x for own in kept.metric for x in own.values() if isinstance(x, int)]  # of the present bases
+        if not metric.elementwise and any((n - 1) % getattr(metric, "every", 1) == 0 for n in counts or [1]):
+            learned = (own.get(name) for own in kept.metric for name in metric.state)
+            tensors += [*bucket.w, *(kept.q or ()), *(kept.z or ()), *(kept.mean or ()), *(kept.moved or ())]
+            tensors += [x for x in learned if isinstance(x, Tensor)]
+    if tensors and not torch.compiler.is_compiling():
+        ranks.broadcast([*tensors, *scalars])
 
 
 # Shards. A DTensor is recognised by its attributes, so that its package is imported only by those who use it.
@@ -169,7 +132,7 @@ class ShardedGeometry(Geometry):
 
 
 class AveragedLinearization(Linearization):
-    """J of this rank's samples; Jᵀ s averaged over the ranks."""
+    """J of this rank's samples, as in :meth:`jvp` and :meth:`jacobian`; Jᵀ s averaged over the ranks."""
 
     def __init__(self, scores: Scores, params: Sequence[Tensor], ranks: Ranks) -> None:
         super().__init__(scores, params)
@@ -178,13 +141,6 @@ class AveragedLinearization(Linearization):
     def vjp(self, s: Scores, *options: Any, **named: Any) -> list[Tensor]:
         """(1/R) Σ_ranks Jᵀ s: every rank must call it."""
         return self._ranks.mean(super().vjp(s, *options, **named))
-
-    def jacobian(self, *options: Any, **named: Any) -> Tensor:
-        """Not available here: the samples are spread over the ranks."""
-        raise RuntimeError(
-            f"the samples are spread over {self._ranks.size} ranks, so no rank has the whole Jacobian: use "
-            "SingleStepFW or MultiStepFW, or verify in a process of its own"
-        )
 
 
 class AveragedProblem(ProxProblem):
@@ -204,6 +160,12 @@ class AveragedProblem(ProxProblem):
     def mean(self, value: Tensor) -> Tensor:
         """(1/R) Σ_ranks value."""
         return self.ranks.mean([value])[0]
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """The rows of all ranks, one after another, and which of them are this rank's."""
+        found, rank = self.ranks.gather(rows.detach().cpu()), self.ranks.rank
+        begin = sum(map(len, found[:rank]))
+        return torch.cat(found).to(rows.device), slice(begin, begin + len(rows))
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""

@@ -35,9 +35,9 @@ class DualSolver(ABC):
     """Base of all solvers. A subclass defines :meth:`solve`, and declares what it needs.
 
     ``needs_graph``: :meth:`solve` needs more than the problem's first vertex, so the optimizer must be stepped with
-    a closure. ``on_ranks``: it uses the samples only through the problem's ``expect()`` and ``linearization.vjp()``,
-    which are averages where several ranks train together; without it the optimizer refuses to run it there. A solver
-    holds options and no training state.
+    a closure. ``on_ranks``: it uses the samples only through the problem's ``expect()``, ``mean()``, ``gather()`` and
+    ``linearization.vjp()``, which know the samples of all ranks that train together; without it the optimizer refuses
+    to run it there. A solver holds options and no training state.
     """
 
     needs_graph: bool = True

@@ -24,10 +24,10 @@ class BlockFW(DualSolver):
     that the oracle has found for the sample, a new one every pass. Both converge linearly.
 
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
-    memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries: m backward
-    passes in batches, and memory for m·P + m² entries with P parameters. Its loops run on the CPU and are compiled by
-    numba (the extra ``fast``) at their first use, which takes some seconds; later processes load them from numba's
-    cache. Without numba they run interpreted, about a hundred times slower.
+    memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries (of all ranks, on each
+    of them): m backward passes in batches, and memory for m·P + m² entries with P parameters. Its loops run on the CPU
+    and are compiled by numba (the extra ``fast``) at their first use, which takes some seconds; later processes load
+    them from numba's cache. Without numba they run interpreted, about a hundred times slower.
 
     Args:
         tol: stop once the certified relative gap (P − D)/(P − D₀) is at most this.
@@ -50,6 +50,8 @@ class BlockFW(DualSolver):
     [tensor([[ 0.5000],
             [-0.5000]])]
     """
+
+    on_ranks = True
 
     tol: float = 1e-6
     max_passes: int = 1000

@@ -43,6 +43,8 @@ class CorrectiveFW(DualSolver):
     True
     """
 
+    on_ranks = True
+
     max_steps: int = 10
     tol: float = 1e-3
     fraction: float = 0.0

@@ -46,6 +46,11 @@ class ExactQP(DualSolver):
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """The best dual point, with its certified gap."""
+        if problem.on_ranks:
+            raise RuntimeError(
+                "the samples are spread over several ranks, so no rank has the whole Jacobian: use another solver, or "
+                "verify in a process of its own"
+            )
         origin = problem.origin
         loss, scores, target = origin.loss, detached(origin.scores), origin.target
         factor = _factor(problem, self.max_entries)

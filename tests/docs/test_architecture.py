@@ -26,7 +26,7 @@ PAGE, CONTRIBUTING = ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"
 
 # Each layer imports from those before it; parts of one layer do not know each other.
 LAYERS = [
-    {"_extras", "_scores", "version"},
+    {"_extras", "_ranks", "_scores", "version"},
     {"_kernels"},
     {"structures"},
     {"losses"},

@@ -75,6 +75,7 @@ class Blocks(ABC):
     state: BlockState
     exhausted = False  # whether further sweeps gain nothing
     v0: Array | None  # the scores of the start, [n, M]; None where they are 0
+    mine = slice(None)  # the samples of the problem; the others are those of other ranks
 
     def __init__(self, problem: ProxProblem) -> None:
         self.problem = problem
@@ -132,7 +133,8 @@ class Blocks(ABC):
     def atom(self) -> Atom:
         """The current point, in the form of the loss's atoms."""
         s, c = self.state.combination()
-        s_, c_ = torch.as_tensor(s).to(parts(self.like)[0]), torch.as_tensor(c).to(self.problem.origin.coefficients)
+        s_ = torch.as_tensor(s[self.mine]).to(parts(self.like)[0])
+        c_ = torch.as_tensor(c[self.mine]).to(self.problem.origin.coefficients)
         return Atom(unflatten(s_.detach(), self.like), c_)
 
 

@@ -54,7 +54,7 @@ class AtomHull(ScoreSpacePoint):
 
     def ascent(self, v: Scores, atom: Atom) -> float:
         """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
-        return float(torch.dot(self.weight, atom.value_at(v))) - self.worth
+        return float(self.problem.expect(atom.value_at(v))) - self.worth
 
     def step(self, v: Scores, vertex: Atom) -> None:
         """Add the atom, and move to the best point of the hull."""
@@ -65,7 +65,8 @@ class AtomHull(ScoreSpacePoint):
         x = self.p * self.s[k]
         _, self.unsettled, own = self._push(self._scores(x))
         linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, self.offset[k])
-        numbers = torch.cat([self.gx[:k] @ x, torch.stack([*linear, own])]).tolist()
+        products = self.problem.mean(torch.cat([self.gx[:k] @ x, torch.stack(linear)]))
+        numbers = [*products.tolist(), float(own)]
         self.lin[k] = numbers[k] + numbers[k + 1]
         self.Q[k, : k + 1] = self.Q[: k + 1, k] = [*numbers[:k], numbers[k + 2]]
         self.size = k + 1

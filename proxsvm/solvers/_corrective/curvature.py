@@ -35,7 +35,7 @@ class CurvatureModel(ScoreSpacePoint):
         self.hull = hull
         self.v0 = parts(problem.linearised_scores(self.start))[0]
         self.p = self.weight.reshape(-1, *[1] * (self.v0.dim() - 1))
-        self.largest = float(self.weight.max())
+        self.largest = float(problem.mean(self.weight.max()))
         self.s, self.offset = torch.zeros_like(self.v0), self.bounds
         self.gx = torch.zeros_like(self.v0)
         self.delta: list[Tensor] = []
@@ -56,7 +56,7 @@ class CurvatureModel(ScoreSpacePoint):
         if pivot > 0:
             L, at = self.L[: self.size], self.size
             if at == len(self.L):  # the smallest row is replaced
-                at = int(L.square().sum(1).argmin())
+                at = int(self.problem.mean(L.square().sum(1)).argmin())
                 pivot, known[at] = pivot + float(known[at]) ** 2, 0.0
             else:
                 self.size += 1
@@ -66,7 +66,7 @@ class CurvatureModel(ScoreSpacePoint):
     def ascent(self, v: Tensor, atom: Atom) -> float:
         """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
-        return float(slope + torch.dot(self.weight, atom.offset - self.offset))
+        return float(self.problem.mean(slope + torch.dot(self.weight, atom.offset - self.offset)))
 
     def _change(self, atom: Atom) -> Tensor:
         return parts(atom.s)[0] - self.s
@@ -81,8 +81,8 @@ class CurvatureModel(ScoreSpacePoint):
         d = self.p * change
         delta, move, own = self._push(d)
         x = d.reshape(-1)
-        numbers = torch.cat([self.L[: self.size] @ x, torch.stack([torch.dot(x, x), own])]).tolist()
-        known, norm, curved = np.array(numbers[: self.size]), numbers[-2], numbers[-1]
+        *numbers, norm = self.problem.mean(torch.cat([self.L[: self.size] @ x, torch.dot(x, x)[None]])).tolist()
+        known, curved = np.array(numbers), float(own)
         gamma = float(best_gamma(self._tensor(slope), self._tensor(curved)))
         self.dual += gamma * slope - gamma**2 * curved / 2
         self.mass += gamma * (1 - self.mass)
@@ -110,14 +110,14 @@ class CurvatureModel(ScoreSpacePoint):
 
         def evaluate(y: Array) -> tuple[Atom, Array]:
             atom = self.hull.nearest(center - (self._tensor(y) @ L).reshape(v.shape), near)
-            return atom, y - (L @ (self.p * self._change(atom)).reshape(-1)).tolist()
+            return atom, y - self.problem.mean(L @ (self.p * self._change(atom)).reshape(-1)).tolist()
 
         y = np.zeros(self.size)
         atom, gradient = evaluate(y)
         enough, tries = SOLVED * float(np.linalg.norm(gradient)), 0
         while np.linalg.norm(gradient) > enough and tries < TRIES:
             Z = (root * self.hull.tangent(parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
-            hessian = np.array((Z @ Z.t()).tolist()) + np.eye(self.size)
+            hessian = np.array(self.problem.mean(Z @ Z.t()).tolist()) + np.eye(self.size)
             toward = -np.linalg.solve(hessian, gradient)
             slope, t = float(gradient @ toward), 1.0
             while tries < TRIES:

@@ -1,0 +1,150 @@
+"""LinearSVM on 1, 2 and 4 ranks by gloo, beside scikit-learn's solvers and Spark MLlib: time to the same objective.
+
+Every solver and every rank runs in a process of its own. The time of the others is that of the loosest of four settings
+whose objective is within the gap of the best known; Spark's is a fit on cached data, after the start of the JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.special import logsumexp
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
+
+from benchmarks.common import Options, write
+from benchmarks.linear import snli, text_like
+
+C, RANKS, GAPS = 1.0, (1, 2, 4), (1e-2, 1e-3)
+NETWORKS = {"1 Gbit/s": (1.25e8, 1e-4), "10 Gbit/s": (1.25e9, 5e-5)}  # bytes per second, seconds of latency
+COLUMNS = "rounds to 1e-2", "rounds to 1e-3", "seconds to 1e-2", "seconds to 1e-3"
+
+
+def load(folder: str) -> tuple[Any, np.ndarray]:
+    return sparse.load_npz(f"{folder}/X.npz"), np.load(f"{folder}/y.npy")
+
+
+def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
+    """Fit this rank's rows to the smallest gap; the rounds and seconds to each, and the CPU time of a round."""
+    import torch.distributed as dist
+
+    from proxsvm.estimators import LinearSVM
+    from proxsvm.solvers import BlockFW
+
+    X, y = load(folder)
+    X, y, classes = X[rank::world], y[rank::world], int(y.max()) + 1
+    dist.init_process_group("gloo", f"file://{folder}/store-{world}", rank=rank, world_size=world)
+    options: dict[str, Any] = {"C": C, "loss": loss, "fit_intercept": False, "process_group": "default"}
+    LinearSVM(tol=0.5, **options).fit(X[:100], np.arange(100) % classes)  # compiles
+    trace: list[Any] = []
+    began, busy = time.perf_counter(), time.process_time()
+    model = LinearSVM(tol=min(GAPS), solver=BlockFW(callback=trace.append), **options).fit(X, y)
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
+    dist.destroy_process_group()
+    at = [next((t for t in trace if t.gap <= gap * t.primal), trace[-1]) for gap in GAPS]
+    found = [*(t.step + 1 for t in at), *(t.seconds + seconds - trace[-1].seconds for t in at)]  # with the validation
+    size = (1 if loss == "hinge" else classes) * X.shape[1] * X.dtype.itemsize + 24
+    return {"found": found, "bytes": size, "objective": model.objective_, "busy": busy / len(trace)}
+
+
+def scikit(folder: str, loss: str, best: float, _: int) -> list[float | None]:
+    X, y = load(folder)
+
+    def fit(setting: int) -> Any:
+        options = {"C": C, "tol": 10.0**-setting, "fit_intercept": False, "max_iter": 1000}
+        model = LinearSVC(loss="hinge", **options) if loss == "hinge" else LogisticRegression(solver="saga", **options)
+        return model.fit(X, y).coef_
+
+    return times(fit, X, y, loss, best)
+
+
+def spark(folder: str, loss: str, best: float, _: int) -> list[float | None]:
+    """MLlib minimises the mean loss + ½ λ ‖w‖², so λ = 1/(C n)."""
+    from pyspark.ml import classification
+    from pyspark.ml.linalg import SparseVector
+    from pyspark.sql import SparkSession
+
+    X, y = load(folder)
+    session = SparkSession.builder.master("local[2]").config("spark.driver.memory", "6g").getOrCreate()
+    rows = [(float(t), SparseVector(X.shape[1], x.indices, x.data)) for t, x in zip(y, X, strict=True)]
+    frame = session.createDataFrame(rows, ["label", "features"]).repartition(2).cache()
+    frame.count()
+
+    def fit(setting: int) -> Any:
+        steps = [10, 30, 100, 300][setting - 1]
+        options = {"maxIter": steps, "regParam": 1 / (C * len(y)), "fitIntercept": False, "standardization": False}
+        if loss == "hinge":
+            return classification.LinearSVC(tol=0.0, **options).fit(frame).coefficients.toArray()[None]
+        logistic = classification.LogisticRegression(tol=0.0, family="multinomial", **options)
+        return logistic.fit(frame).coefficientMatrix.toArray()
+
+    return times(fit, X, y, loss, best)
+
+
+def times(fit: Callable[[int], Any], X: Any, y: np.ndarray, loss: str, best: float) -> list[float | None]:
+    """Seconds of the first of four settings that reaches each gap; None where none does."""
+    found: list[float | None] = []
+    for setting in (1, 2, 3, 4):
+        began = time.perf_counter()
+        W = fit(setting)
+        seconds, u = time.perf_counter() - began, np.asarray(X @ W.T)
+        own = u[np.arange(len(y)), y] if loss == "log_loss" else (2 * y - 1) * u[:, 0]
+        losses = logsumexp(u, axis=1) - own if loss == "log_loss" else np.maximum(0, 1 - own)
+        while len(found) < 2 and (W**2).sum() / 2 + C * losses.sum() <= best * (1 + GAPS[len(found)]):
+            found.append(seconds)
+    return [*found, None, None][:2]
+
+
+def run(several: int, *words: Any) -> list[Any]:
+    """What ``several`` processes of this file print; nothing where pyspark is missing."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks", *map(str, words)]
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    started = [subprocess.Popen([*command, str(rank)], text=True, **options) for rank in range(several)]
+    ended = [process.communicate() for process in started]
+    if any(process.returncode for process in started) and "No module named 'pyspark'" not in ended[0][1]:
+        raise RuntimeError(ended[0][1])
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended if out]
+
+
+def main(options: Options) -> None:
+    n, real = (
+        (20_000 if options.quick else 1_000_000),
+        snli(options.data / "snli_1.0", 2000 if options.quick else 10_000),
+    )
+    sets = {f"text-like (synthetic), {n:,} rows": text_like(n, words=30, classes=5), "SNLI": real}
+    rows, model = [], []
+    for title, data, loss in ((*item, loss) for item in sets.items() if item[1] for loss in ("hinge", "log_loss")):
+        with tempfile.TemporaryDirectory() as folder:
+            sparse.save_npz(f"{folder}/X.npz", data[0], compressed=False)
+            np.save(f"{folder}/y.npy", (data[1] == 0).astype(np.int64) if loss == "hinge" else data[1])  # two classes
+            case, best = {"data": title, "loss": loss}, math.inf
+            for R in RANKS:
+                x = run(R, "on_rank", folder, loss, R)[0]
+                best, found = min(best, x["objective"]), dict(zip(COLUMNS, x["found"], strict=True))
+                rows.append(case | {"solver": f"LinearSVM, {R} ranks", "bytes of a round": x["bytes"]} | found)
+                for network, (bandwidth, latency) in NETWORKS.items():
+                    ring = 2 * (R - 1) / R * x["bytes"] / bandwidth + 2 * (R - 1) * latency
+                    parts = {"CPU time of a round": x["busy"], "its sum": ring}
+                    seconds = {"rounds": x["found"][1], "seconds to 1e-3": x["found"][1] * sum(parts.values())}
+                    model.append(case | {"machines": R, "network": network} | parts | seconds)
+            for who, name in {"scikit": "liblinear" if loss == "hinge" else "saga", "spark": "Spark MLlib"}.items():
+                found = ["", "", *(run(1, who, folder, loss, best) or [["(no pyspark)"] * 2])[0]]
+                rows.append(case | {"solver": name, "bytes of a round": ""} | dict(zip(COLUMNS, found, strict=True)))
+    note = f"C = {C}, no intercept; ranks share {os.cpu_count()} cores."
+    write(options, "ranks", rows, note if real else f"{note} SNLI is missing in --data.")
+    write(options, "ranks_model", model, "A model of machines with one core: rounds × (CPU time + a ring all-reduce).")
+
+
+if __name__ == "__main__":
+    act, folder, loss, *numbers = sys.argv[1:]
+    print(json.dumps(globals()[act](folder, loss, *map(json.loads, numbers))))
