@@ -14,6 +14,8 @@ from proxsvm._kernels.tensors import accumulator
 from proxsvm.metrics.base import Matrix, Metric, State, Tensors
 from proxsvm.metrics.diagonal import Diagonal, DiagonalMatrix, bias_correction
 
+RIDGE = 1e-2  # added to L and R, relative to their mean eigenvalue: what no gradient has reached keeps its basis
+
 
 class Kronecker(Metric):
     """M = Q (√v̂ + eps) Qᵀ: Adam's diagonal, rotated by the eigenbases of the running means of G Gᵀ and GᵀG.
@@ -155,8 +157,9 @@ def _refresh(states: list[State]) -> None:
                 due.setdefault(key, []).append((own, square, basis))
     for (first, *_), group in due.items():
         squares, bases = (torch.stack([own[names[k]] for own, *names in group]) for k in (0, 1))
+        ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
         try:
-            found = torch.linalg.eigh(squares)[1] if first else torch.linalg.qr(squares @ bases)[0]
+            found = torch.linalg.eigh(squares)[1] if first else torch.linalg.qr(squares @ bases + ridge * bases)[0]
         except RuntimeError:  # LinAlgError is one
             continue
         fine = found.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
