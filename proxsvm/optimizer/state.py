@@ -45,12 +45,16 @@ class Store:
     ) -> None:
         self._state, self._owners, self._memory = state, owners, memory
         self.keys: list[Hashable] | None = None
-        counted = [p for g in groups if g["metric"].state or g["average"] is not None for p in g["params"]]
-        fresh: dict[Hashable, Tensor] = {}  # one count for all that start together
-        for p in counted:
+        counting = [g["params"] for g in groups if g["metric"].state or g["average"] is not None]
+        counted = [(p, k) for k, params in enumerate(counting) for p in params]
+        fresh: dict[Hashable, Tensor] = {}  # one count for all of a group that start together
+        first: dict[int, int] = {}  # the group that a count belongs to: another one may stand still, with η = 0
+        for p, k in counted:
+            kind = k, p.device, accumulator(p.dtype)
             if "t" not in state[p]:
-                kind = p.device, accumulator(p.dtype)
-                state[p]["t"] = fresh.setdefault(kind, torch.zeros((), dtype=kind[1], device=kind[0]))
+                state[p]["t"] = fresh.setdefault(kind, torch.zeros((), dtype=kind[2], device=kind[1]))
+            elif first.setdefault(id(t := state[p]["t"]), k) != k:
+                state[p]["t"] = fresh.setdefault((k, id(t)), t.clone())
         if counted:
             if len(counted) < len(state):
                 _part(state, owners)
@@ -220,11 +224,11 @@ def keep_precision(
 ) -> None:
     """Undo what torch does to a loaded state: tensors keep their dtype, and share no memory with what was loaded.
 
-    That may be the state of another optimizer that goes on, or share memory with the parameters. Equal counts of a
-    group are shared.
+    That may be the state of another optimizer that goes on, or share memory with the parameters. Equal counts are
+    shared.
     """
+    shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
     for theirs, mine in zip(saved["param_groups"], groups, strict=True):
-        shared: dict[tuple[torch.device, torch.dtype, float], Tensor] = {}
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
             for name, x in given.items():
