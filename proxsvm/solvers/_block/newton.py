@@ -58,8 +58,7 @@ class Newton:
         self.closed = isinstance(hull, ClosedHull)
         self.low, self.high = self._bounds()
         self.h = self.first = float(p @ self._losses(self.u) / p.sum()) or 1.0
-        self.floor = FLOOR * self.first if self.closed else self.first
-        self.tries, self.solved = 0, False  # whether φ is
+        self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is
         self.center = s.t().contiguous()
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         if self.center.any():
