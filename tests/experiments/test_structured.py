@@ -159,7 +159,7 @@ def test_ablation_from_file_to_table(task, command):
 
 @pytest.mark.parametrize(
     ("task", "runs"),
-    [("ocr-small", 4), ("chunking", 3), ("camvid", 10), ("sentences", 16), ("segments", 3), ("matching", 6)],
+    [("ocr-small", 4), ("chunking", 3), ("camvid", 10), ("sentences", 16), ("segments", 4), ("matching", 6)],
 )
 def test_the_first_runs_from_file_to_table(task, runs, command, capsys):
     assert len(plain(command(f"first-{task}", task, "--workers", "2"))) == runs  # of which one is another process
