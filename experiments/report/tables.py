@@ -241,6 +241,7 @@ def _changed(run: Any) -> str:
     changed = {
         "no average": not run.decay,
         "γ ≡ 1": run.optimizer == "dfw-full",
+        "three inner steps": run.optimizer == "multistep",
         run.method.metric: run.method.metric != "kronecker",
         "a fixed η": not run.method.auto,
         "momentum instead of memory": not run.config["memory"] and run.config["momentum"],

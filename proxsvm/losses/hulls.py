@@ -224,7 +224,7 @@ def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     at = y[:, None]
     u = v.detach() if cost is None else v.detach() + cost
-    k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # twice as fast as argmax
+    k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # faster than argmax
     v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
     delta = k != at if cost is None else cost.gather(1, k)
     return k.squeeze(1), v_k - v_y + delta.squeeze(1)
