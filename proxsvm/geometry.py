@@ -309,7 +309,6 @@ class Bucket:
                 self._loops.advance((push, lift, drop, mu, rate), diagonal, memory_, momentum)
             return skip
         if x is not None:
-            self.check()
             self._first = self._map(self.matrix.inside.solve, self._map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before advance()"
         inside, self._first = self._first.mul_(push), None
@@ -567,6 +566,9 @@ class Geometry:
         ``x``: a direction; None for that of :meth:`first`. Returns for each bucket whether it stayed where it was.
         """
         stayed = []
+        if x is not None:  # otherwise observe() has
+            for bucket in self.buckets:
+                bucket.check()
         for bucket in self.buckets:
             c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))
             stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))

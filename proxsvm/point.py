@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import overload
 
 from torch import Tensor
@@ -21,17 +20,23 @@ class Deferred(Sequence[Tensor]):
     """
 
     def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
-        self._make = cache(make)
+        self._make = make
+        self._made: Sequence[Tensor] | None = None
 
     def __len__(self) -> int:
-        return len(self._make())
+        return len(self._tensors())
 
     @overload
     def __getitem__(self, i: int) -> Tensor: ...
     @overload
     def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        return self._make()[i]
+        return self._tensors()[i]
+
+    def _tensors(self) -> Sequence[Tensor]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 class Combination(Sequence[Tensor]):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from proxsvm._extras import load
-from proxsvm._kernels.chain_blocks import marginals, viterbi
 from proxsvm._kernels.tensors import Array
 from proxsvm.estimators.base import BaseEstimator, exceptions, sklearn_utils, validation
 from proxsvm.solvers._block.chains import ChainBlocks, ChainHingeBlocks, ChainLikelihoodBlocks
@@ -99,6 +98,8 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> list[Array]:
         """For each sequence, the best score of a labelling that has label k at position t, ``[T, K]``."""
+        from proxsvm._kernels.chain_blocks import viterbi  # it imports numba
+
         found = []
         for u in self._scores(X):
             forward, backward, path = np.empty_like(u), np.empty_like(u), np.empty(len(u), np.int64)
@@ -109,6 +110,8 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The best labelling of each sequence."""
+        from proxsvm._kernels.chain_blocks import viterbi  # it imports numba
+
         found = []
         for u in self._scores(X):
             path = np.empty(len(u), np.int64)
@@ -172,6 +175,8 @@ class ChainCRFClassifier(ChainEstimator):
 
     def predict_proba(self, X: Any) -> list[Array]:
         """p(y_t = k | x) of each sequence, ``[T, K]``."""
+        from proxsvm._kernels.chain_blocks import marginals  # it imports numba
+
         found = []
         for u in self._scores(X):
             found.append(np.empty_like(u))

@@ -130,7 +130,10 @@ class Linearization(LinearMap):
         return torch.cat(
             [
                 self._rows(
-                    [x.reshape(-1, *u.shape) for x, u in zip(torch.split(units, sizes, 1), tensors, strict=True)]
+                    [
+                        x.reshape(len(units), *u.shape)
+                        for x, u in zip(torch.split(units, sizes, 1), tensors, strict=True)
+                    ]
                 )
                 for units in torch.split(every, chunk)
             ]

@@ -54,7 +54,7 @@ class ClassLoss(ConvexLoss):
             raise ValueError(f"weight is for {len(self.weight)} classes, but the scores have {K}")
         if scores.dim() > 2:
             scores = scores.movedim(1, -1).reshape(-1, K)
-        if tensor_target(name, target).is_floating_point():
+        if tensor_target(name, target).is_floating_point() or target.dtype == torch.bool:  # bools may be one-hot
             return scores, self.soft(target.to(scores.dtype), grid, K)
         y = integer_target(name, target, grid).reshape(-1)
         low, high = (known(x) for x in y.aminmax())

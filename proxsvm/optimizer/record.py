@@ -144,7 +144,6 @@ class Record:
 
 def replaced(known: Tensor | None, value: Tensor) -> Tensor:
     """A record with another value. Its lower bound stays if that is the recorded one, or terms ≥ 0 were added."""
-    bound = torch.zeros_like(value)
-    if known is not None:
-        bound = torch.where(value >= known[0] * (1 - ROUNDING), known[1], bound)
-    return torch.stack([value, bound])
+    if known is None:
+        return torch.nn.functional.pad(value.reshape(1), (0, 1))
+    return torch.stack([value, torch.where(value >= known[0] * (1 - ROUNDING), known[1], 0.0)])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from proxsvm._kernels.chain_blocks import Sequences, sweep_hinge, sweep_likelihood
 from proxsvm._kernels.tensors import Array
 from proxsvm.solvers.base import Callback, Progress
 
@@ -24,6 +23,8 @@ class ChainBlocks(ABC):
 
     def __init__(self, X: Any, starts: Array, labels: Array, K: int, C: float) -> None:
         self.X, self.C, self.n = X, C, len(starts) - 1
+        from proxsvm._kernels.chain_blocks import Sequences  # it imports numba
+
         self.rows = Sequences(X.data, X.indices, X.indptr, starts)
         self.owner = np.repeat(np.arange(self.n), np.diff(starts))
         self.later = np.setdiff1d(np.arange(len(labels)), starts)  # positions that have a predecessor
@@ -79,6 +80,8 @@ class ChainLikelihoodBlocks(ChainBlocks):
 
     def sweep(self, order: Array, move: bool) -> float:
         """Two Frank-Wolfe steps per sequence, towards its marginals."""
+        from proxsvm._kernels.chain_blocks import sweep_likelihood  # it imports numba
+
         return float(sweep_likelihood(self.rows, order, self.W, self.A, self.C, move, *self.state))
 
     def expected(self) -> tuple[Array, Array]:
@@ -100,6 +103,8 @@ class ChainHingeBlocks(ChainBlocks):
 
     def sweep(self, order: Array, move: bool) -> float:
         """Pairwise steps; where a working set is full, all of them get twice the space."""
+        from proxsvm._kernels.chain_blocks import sweep_hinge  # it imports numba
+
         total = float(sweep_hinge(self.rows, order, self.W, self.A, self.C, move, self.costs, *self.state))
         paths, weight = self.state
         if weight.all(1).any():
