@@ -127,17 +127,11 @@ class Linearization(LinearMap):
         """
         tensors, sizes = parts(self.scores), [u.numel() for u in parts(self.scores)]
         every = torch.eye(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
-        return torch.cat(
-            [
-                self._rows(
-                    [
-                        x.reshape(len(units), *u.shape)
-                        for x, u in zip(torch.split(units, sizes, 1), tensors, strict=True)
-                    ]
-                )
-                for units in torch.split(every, chunk)
-            ]
-        )
+        rows = []
+        for units in torch.split(every, chunk):
+            pieces = zip(torch.split(units, sizes, 1), tensors, strict=True)
+            rows.append(self._rows([x.reshape(len(units), *u.shape) for x, u in pieces]))
+        return torch.cat(rows)
 
     def _rows(self, s: Sequence[Tensor]) -> Tensor:
         """Jᵀ s for a batch of s, ``[b, P]``."""
