@@ -73,6 +73,8 @@ def recommended(run: Any, averaged: bool = False) -> str:
     ]
     if config.get("memory") and (run.method.metric, run.method.auto) == ("kronecker", True):
         said = "proxsvm, nothing set"
+    elif run.optimizer == "dfw" and config.get("memory"):
+        said += ", memory"
     elif run.optimizer == "dfw" and not run.method.auto:
         momentum = config["momentum"]
         said += f", η = {run.eta:g}, " + (f"momentum {momentum:g}" if momentum else "no momentum")

@@ -99,6 +99,8 @@ class ExactQP(DualSolver):
         lam: Any = p @ polytope.offset
         weighted = []
         for s, u in zip(polytope.s, parts(origin.scores), strict=True):
+            if not u.numel():  # the pairs of a chain of one node
+                continue
             lam = lam + p @ cp.sum(cp.multiply(to_numpy(u).reshape(len(p), -1), s), axis=1)
             weighted.append(cp.reshape(cp.diag(p) @ s, (s.shape[0] * s.shape[1],), order="C"))
         r_plus_delta = factor[:, 0] + factor[:, 1:] @ cp.hstack(weighted)
@@ -110,7 +112,7 @@ class ExactQP(DualSolver):
         if qp.status not in ("optimal", "optimal_inaccurate"):
             raise RuntimeError(f"{self.solver} ended with status {qp.status!r} on the exact QP; try solver='OSQP'")
         found = tuple(
-            torch.as_tensor(s.value, dtype=u.dtype, device=u.device).reshape(u.shape)
+            torch.as_tensor(s.value, dtype=u.dtype, device=u.device).reshape(u.shape) if u.numel() else u.detach()
             for s, u in zip(polytope.s, parts(origin.scores), strict=True)
         )
         s = like(origin.scores, found)
