@@ -147,8 +147,8 @@ class Bucket:
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
-        self._rotated: Tensors = ()  # the gradients in the metric's own coordinates
         self._first: Tensor | None = None  # M⁻¹x of the direction of products(), likewise
+        self._carried: dict[str, Tensor] = {}  # what is kept, in new coordinates
 
     def own(self, x: Tensors) -> list[Tensor]:
         """The bucket's part of a vector over all parameters."""
@@ -187,7 +187,7 @@ class Bucket:
         """Fix M by the first direction of the step, scale · gradients."""
         compare("gradient", self.w, gradients)
         require_dense(gradients)
-        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
+        self._gradients, self._matrix, self._loops, self._carried = (gradients, scale), None, None, {}
         if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
             kept = self.kept
             past = kept.z if kept.q is None else kept.q
@@ -235,9 +235,14 @@ class Bucket:
         known = self.matrix.observed
         return self._map(self.matrix.rotate, self.gradient()) if known is None else self.flat(known)
 
-    def carried(self, kept: Tensors) -> Tensor:
-        """What was kept in the coordinates of the last step, in those of this one."""
-        return self._map(self.matrix.carry, self.flat(kept))
+    def carried(self, name: str) -> Tensor:
+        """What is kept under a name in the coordinates of the last step, in those of this one."""
+        kept = self.flat(getattr(self.kept, name))
+        if not self.matrix.turned:
+            return kept
+        if name not in self._carried:
+            self._carried[name] = self._map(self.matrix.carry, kept)
+        return self._carried[name].clone()
 
     def squared(self, x: Tensor) -> Tensor:
         """⟨x, M x⟩ of coordinates x."""
@@ -260,14 +265,14 @@ class Bucket:
         x = g = self.rotated_gradient()
         zero = g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
-        q = None if kept.q is None else self.carried(kept.q)
+        q = None if kept.q is None else self.carried("q")
         if q is not None:
             x = torch.add(q * b, g, alpha=a)
         y = self._first = self._map(self.matrix.inside.solve, x)
         if q is not None:
             qx = torch.dot(q, y)
         if kept.moved is not None:
-            gg, uu = self.dual_squared(g), self.squared(self.carried(kept.moved))
+            gg, uu = self.dual_squared(g), self.squared(self.carried("moved"))
         if decay or (kept.moved is not None and starting):
             w = self._map(self.matrix.rotate, self.flat(self.w))
             wx, ww = torch.dot(w, x), self.squared(w)
@@ -327,19 +332,21 @@ class Bucket:
         if kept.moved is not None:
             if kept.z is not None or w is not None:
                 inside = self._map(self.matrix.rotate, change)
-            self._subtract(kept.moved, self._turned(kept.moved, inside), skip)
+            self._subtract(kept.moved, self._turned("moved", inside), skip)
         if kept.q is not None:
-            fall = self.carried(kept.q).sub_(self.rotated_gradient()).mul_(1 - mu)
-            self._subtract(kept.q, self._turned(kept.q, fall), skip)
+            fall = self.carried("q").sub_(self.rotated_gradient()).mul_(1 - mu)
+            self._subtract(kept.q, self._turned("q", fall), skip)
         if kept.mean is not None:
             self._subtract(kept.mean, self.flat(kept.mean).sub_(self.flat(self.w)).mul_(rate), skip)
         if self.group.metric.state:
             self._commit(skip)
         return skip
 
-    def _turned(self, kept: Tensors, difference: Tensor) -> Tensor:
-        """A difference of what is kept, with what new coordinates change in it."""
-        return difference.add_(self.flat(kept)).sub_(self.carried(kept)) if self.matrix.turned else difference
+    def _turned(self, name: str, difference: Tensor) -> Tensor:
+        """A difference of what is kept under a name, with what new coordinates change in it."""
+        if not self.matrix.turned:
+            return difference
+        return difference.add_(self.flat(getattr(self.kept, name))).sub_(self.carried(name))
 
     def _subtract(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> None:
         """tensors ← tensors − difference, unless ``skip`` holds: then no bit changes."""
@@ -579,7 +586,7 @@ class Geometry:
         found: dict[int, Tensor] = {}
         for bucket in self.buckets:
             assert bucket.kept.q is not None
-            q = bucket._map(bucket.matrix.rotate_back, bucket.carried(bucket.kept.q))
+            q = bucket._map(bucket.matrix.rotate_back, bucket.carried("q"))
             found.update(zip(bucket.at, bucket.views(q), strict=True))
         return [found[i] for i in range(len(self.params))]
 
