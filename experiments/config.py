@@ -5,7 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Method(NamedTuple):
+    """What a row of a table compares. With and without a schedule are two methods: that is the paper's point.
+
+    ``metric``, ``average`` (its own) and ``auto`` (automatic η) are proxsvm's.
+    """
+
+    optimizer: str
+    loss: str
+    scheduled: bool
+    metric: str = ""
+    average: str = ""
+    auto: bool = False
 
 
 def known(kind: str, name: str, names: Collection[str]) -> str:
@@ -49,10 +63,8 @@ class Config:
     compile: str = option("", "a backend of torch.compile for the training passes, such as inductor; empty: none")
 
     @property
-    def method(self) -> tuple[str, ...]:
-        """What a row of a table compares; the rest of a config is its setting."""
-        auto = "auto" if self.lr == "auto" else ""
-        return self.optimizer, self.loss, self.schedule, self.metric, self.average, auto
+    def method(self) -> Method:
+        return Method(self.optimizer, self.loss, bool(self.schedule), self.metric, self.average, self.lr == "auto")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

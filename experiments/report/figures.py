@@ -26,17 +26,11 @@ from pandas import DataFrame
 
 from experiments.optimizers import OPTIMIZERS
 from experiments.report import names
-from experiments.report.results import Results, best, candidates, choose, grid, read, unit
+from experiments.report.results import Candidate, Results, best, candidates, choose, grid, read, unit
 
 COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
-COLORS |= {
-    "dfw": "#d95f02",
-    "sgd": "#5e4fa2",
-    "adam": "#1b9e77",
-    "adamw": "#333333",
-    "nadamw": "#1f78b4",
-    "soap": "#e6ab02",
-}
+COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "nadamw": "#1f78b4"}
+COLORS |= {"soap": "#e6ab02"}
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
@@ -47,34 +41,32 @@ LOST = 10  # times the lowest error
 # What the figures share.
 
 
-def panels(count: int, height: float = 2.7) -> tuple[Figure, list[Axes]]:
-    """Axes one above the other."""
-    figure = Figure(figsize=(WIDTH, height * count), layout="constrained")
-    return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])
+def panels(rows: int, height: float, columns: int = 1, width: float = WIDTH, **share: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, ``[rows, columns]``."""
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **share)
 
 
-def look_of(candidate: DataFrame) -> dict[str, Any]:
+def look_of(c: Candidate) -> dict[str, Any]:
     """A colour for each optimizer; without their schedule SGD and AdamW are dotted.
 
     Ours are drawn on top of all others, the two metrics in two colours, dotted with the cross-entropy.
     """
-    method = candidate.method.iloc[0]
-    constant = method.optimizer in ("sgd", "adamw") and not method.scheduled
-    first = method.optimizer == "dfw"
-    dotted = constant or (first and method.loss == "ce")
+    constant = c.optimizer in ("sgd", "adamw") and not c.method.scheduled
+    first = c.optimizer == "dfw"
+    dotted = constant or (first and c.method.loss == "ce")
     return {
-        "color": DIAGONAL if method.metric == "diagonal" else COLORS.get(method.optimizer, GREY),
-        "ls": ":" if dotted else (0, (4, 1.5)) if method.loss == "hinge" else "-",
+        "color": DIAGONAL if c.method.metric == "diagonal" else COLORS.get(c.optimizer, GREY),
+        "ls": ":" if dotted else (0, (4, 1.5)) if c.method.loss == "hinge" else "-",
         "lw": 2.2 if first else 1.4,
         "zorder": 3 if first else 2,
     }
 
 
-def label(candidate: DataFrame, group: Iterable[DataFrame]) -> str:
+def label(c: Candidate, group: Iterable[Candidate]) -> str:
     """The optimizer's name, and the loss where the ``group`` has it with several."""
-    method = candidate.method.iloc[0]
-    losses = {c.method.iloc[0].loss for c in group if c.method.iloc[0].optimizer == method.optimizer}
-    return names.optimizer(method) + (f" ({names.loss(method.loss)})" if len(losses) > 1 else "")
+    losses = {other.method.loss for other in group if other.optimizer == c.optimizer}
+    return names.optimizer(c.method) + (f" ({names.loss(c.method.loss)})" if len(losses) > 1 else "")
 
 
 def legend(figure: Figure, axes: Axes) -> None:
@@ -87,21 +79,15 @@ def legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, **narrow)
 
 
-def curve(axes: Axes, candidate: DataFrame, value: Callable[[dict[str, Any]], float], **look: Any) -> None:
-    """The mean over the seeds, and a band from the smallest to the largest."""
-    length = min(map(len, candidate.curve))
-    seeds = np.array([[value(epoch) for epoch in run[:length]] for run in candidate.curve], dtype=float)
+def curve(axes: Axes, c: Candidate, value: Callable[[dict[str, Any]], float], **look: Any) -> None:
+    """The mean over the seeds, and a band from the smallest to the largest, by epoch."""
+    length = min(map(len, c.runs.curve))
+    seeds = np.array([[value(epoch) for epoch in run[:length]] for run in c.runs.curve], dtype=float)
     seeds[~np.isfinite(seeds)] = np.nan
     axes.plot(range(1, length + 1), seeds.mean(0), **look)
     if len(seeds) > 1:
         axes.fill_between(range(1, length + 1), seeds.min(0), seeds.max(0), color=look["color"], alpha=0.15, lw=0)
-
-
-def by_epoch(*axes: Axes) -> None:
-    """Integers along the bottom, and a label for them under the lowest panel."""
-    for ax in axes:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[-1].set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def cut(axes: Axes, values: Iterable[float]) -> None:
@@ -111,31 +97,30 @@ def cut(axes: Axes, values: Iterable[float]) -> None:
         axes.set_ylim(top=1.5 * min(finite))
 
 
-def trained(candidate: DataFrame) -> float:
+def trained(c: Candidate) -> float:
     """The measure of validation on the training samples, after the last epoch, over the seeds."""
-    return float(candidate.curve.map(lambda run: run[-1]["train"]).mean())
+    return float(c.runs.curve.map(lambda run: run[-1]["train"]).mean())
 
 
-def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[DataFrame]]:
+def validated(c: Candidate) -> float:
+    return float(c.runs.val.mean(skipna=False))
+
+
+def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[Candidate]]:
     """The best candidate of each method at each η, in the order of η, by the method's label."""
     pool = candidates(runs, averaged)
-    groups: dict[str, dict[float, list[DataFrame]]] = {}
+    groups: dict[str, dict[float, list[Candidate]]] = {}
     for c in pool:
-        groups.setdefault(label(c, pool), {}).setdefault(c.eta.iloc[0], []).append(c)
+        groups.setdefault(label(c, pool), {}).setdefault(c.eta, []).append(c)
     return {name: [best(group) for _, group in sorted(line.items())] for name, line in groups.items()}
 
 
-def validated(candidate: DataFrame) -> float:
-    return float(candidate.val.mean(skipna=False))
-
-
-def plot_eta(ax: Axes, line: Sequence[DataFrame], value: Callable[[DataFrame], float] = validated, **look: Any) -> None:
+def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], float] = validated, **look: Any) -> None:
     """A value against η; seeds are averaged, diverged runs are left out."""
     y = np.array([value(c) for c in line], dtype=float)
     y[~np.isfinite(y)] = np.nan
-    method = line[0].method.iloc[0]
-    constant = method.optimizer == "sgd" and not method.scheduled
-    ax.plot([c.eta.iloc[0] for c in line], y, marker="^" if constant else "o", ms=4, **look)
+    constant = line[0].optimizer == "sgd" and not line[0].method.scheduled
+    ax.plot([c.eta for c in line], y, marker="^" if constant else "o", ms=4, **look)
 
 
 # The figures: each takes a title and the runs of one task.
@@ -150,6 +135,7 @@ def errors(title: str, runs: DataFrame) -> Figure:
     chosen, averaged = choose(runs), choose(runs, averaged=True)
     lower = bool(runs.lower.iloc[0])
     figure, axes = panels(3 if averaged else 2, 2.2)
+    axes = axes[:, 0]
 
     def error(value: float) -> float:
         return value if lower else 100 - value
@@ -158,14 +144,14 @@ def errors(title: str, runs: DataFrame) -> Figure:
         curve(axes[0], c, lambda epoch: error(epoch["train"]), label=label(c, chosen), **look_of(c))
         curve(axes[1], c, lambda epoch: error(epoch["val"]), **look_of(c))
     for c in averaged:
-        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay.iloc[0]]), **look_of(c))  # noqa: B023
+        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay]), **look_of(c))  # noqa: B023
     what = unit(runs) if lower else "error, %"
     titles = (f"{title}: training {what}", f"validation {what}", f"validation {what}, averaged weights")
     for ax, text in zip(axes, titles, strict=False):
         ax.set_title(text)
         if lower:
             cut(ax, [trained(c) if ax is axes[0] else validated(c) for c in chosen])
-    by_epoch(*axes)
+    axes[-1].set_xlabel("epoch")
     legend(figure, axes[0])
     return figure
 
@@ -173,13 +159,12 @@ def errors(title: str, runs: DataFrame) -> Figure:
 @STYLE
 def step_size(title: str, runs: DataFrame) -> Figure:
     """The mean step-size of each epoch: DFW's γη follows from the data, SGD's was designed (the paper's Figure 3)."""
-    chosen = [c for c in choose(runs) if c.optimizer.iloc[0] in ("dfw", "multistep", "sgd")]
-    figure, (ax,) = panels(1, 3.0)
+    chosen = [c for c in choose(runs) if c.optimizer in ("dfw", "multistep", "sgd")]
+    figure, ((ax,),) = panels(1, 3.0)
     for c in chosen:
-        look = look_of(c) | {"label": f"{label(c, chosen)}, η = {c.eta.iloc[0]:g}", "drawstyle": "steps-mid"}
+        look = look_of(c) | {"label": f"{label(c, chosen)}, η = {c.eta:g}", "drawstyle": "steps-mid"}
         curve(ax, c, lambda epoch: epoch["step_size"] or np.nan, **look)
-    ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log")
-    by_epoch(ax)
+    ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log", xlabel="epoch")
     legend(figure, ax)
     return figure
 
@@ -190,7 +175,7 @@ def sensitivity(title: str, runs: DataFrame) -> Figure:
 
     (The paper's Figure 4.) Errors above 1.5 times the best are cut.
     """
-    figure, (val, train) = panels(2)
+    figure, ((val,), (train,)) = panels(2, 2.7)
     for name, line in along_eta(runs).items():
         if len(line) > 1:
             plot_eta(val, line, label=name, **look_of(line[0]))
@@ -212,8 +197,7 @@ def gamma(studies: Results) -> Figure:
     above ten times the lowest error. Errors have a logarithmic scale.
     """
     sides = (("", "Euclidean, momentum 0.9"), ("diagonal", "diagonal, no momentum"))
-    figure = Figure(figsize=(1.5 * WIDTH, 1.8 * len(studies) + 0.6), layout="constrained")
-    rows = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
+    figure, rows = panels(len(studies), 1.8 + 0.6 / len(studies), columns=2, width=1.5 * WIDTH, sharey="row")
     for k, (axes, (name, runs)) in enumerate(zip(rows, studies.items(), strict=True)):
         averaged = runs[runs.decay == AVERAGE]
         for ax, (metric, title) in zip(axes, sides, strict=True):
@@ -242,13 +226,12 @@ def decades(studies: Results) -> Figure:
 
     Errors, or 100 minus the accuracy. Errors above three times the best are cut; what diverged is left out.
     """
-    figure = Figure(figsize=(1.5 * WIDTH, 3.0), layout="constrained")
-    row = figure.subplots(1, len(studies), squeeze=False)[0]
+    figure, (row,) = panels(1, 3.0, columns=len(studies), width=1.5 * WIDTH)
     for ax, (name, runs) in zip(row, studies.items(), strict=True):
         lower = bool(runs.lower.iloc[0])
         runs = runs.assign(val=runs.val if lower else 100 - runs.val, lower=True)
         for line in along_eta(runs, averaged=True).values():
-            method = line[0].method.iloc[0]
+            method = line[0].method
             if method.auto:
                 ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look_of(line[0]) | {"ls": (0, (4, 1.5))})
             else:
@@ -301,10 +284,9 @@ class Drawing:
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
     found = []
-    if ablated := {name: runs for name, runs in results.items() if name.startswith("ablation-")}:
-        found.append(Drawing("gamma", "", partial(gamma, ablated)))
-    if wide := {name: runs for name, runs in results.items() if name.startswith("decades-")}:
-        found.append(Drawing("decades", "", partial(decades, wide)))
+    for kind, draw in {"ablation-": gamma, "decades-": decades}.items():
+        if studies := {study: runs for study, runs in results.items() if study.startswith(kind)}:
+            found.append(Drawing(draw.__name__, "", partial(draw, studies)))
     for study, runs in results.items():
         for kind, (draw, shown) in _possible(study, runs).items():
             name = kind if study == kind else f"{kind}-{study}"
@@ -321,8 +303,7 @@ def _possible(study: str, runs: DataFrame) -> dict[str, tuple[Callable[[str, Dat
         possible["sensitivity"] = sensitivity, grid(runs)
     if study != "sensitivity":
         possible["errors"] = errors, runs
-    if study != "sensitivity" and (runs.optimizer == "dfw").any():
-        possible["step-size"] = step_size, runs
+        possible |= {"step-size": (step_size, runs)} if (runs.optimizer == "dfw").any() else {}
     return possible
 
 

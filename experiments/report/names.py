@@ -8,7 +8,8 @@ from typing import Any
 from pandas import DataFrame
 
 from experiments import optimizers
-from experiments.report.results import Method
+from experiments.config import Method
+from experiments.report.results import Candidate
 from experiments.studies import settings
 
 OPTIMIZERS = {key: recipe.name for key, recipe in optimizers.OPTIMIZERS.items()} | {"sgd*": "SGD*"}
@@ -47,11 +48,9 @@ def optimizer(method: Method) -> str:
     DFW is the paper's single step in the Euclidean metric.
     """
     ours = method.optimizer == "dfw" and method.metric
-    said = ["proxsvm" if ours else OPTIMIZERS.get(method.optimizer, method.optimizer)]
-    said += ["schedule"] if method.scheduled else ["constant"] if method.optimizer in ("sgd", "adamw") else []
-    said += [method.metric] if method.metric else []
-    said += ["η = auto"] if method.auto else []
-    return ", ".join(said)
+    name = "proxsvm" if ours else OPTIMIZERS.get(method.optimizer, method.optimizer)
+    rate = "schedule" if method.scheduled else "constant" if method.optimizer in ("sgd", "adamw") else ""
+    return ", ".join(filter(None, (name, rate, method.metric, "η = auto" if method.auto else "")))
 
 
 def method(method: Method, averaged: bool = False) -> str:
@@ -67,19 +66,15 @@ def recommended(run: Any, averaged: bool = False) -> str:
 
     A method at one fixed setting; of several η of a peer, all but the first are named.
     """
-    said, config = optimizer(run.method), run.config
-    peers = [
-        s for s in settings("fixed") if (s["optimizer"], s.get("schedule", "")) == (run.optimizer, config["schedule"])
-    ]
-    if config.get("memory") and (run.method.metric, run.method.auto) == ("kronecker", True):
-        said = "proxsvm, nothing set"
-    elif run.optimizer == "dfw" and config.get("memory"):
-        said += ", memory"
-    elif run.optimizer == "dfw" and not run.method.auto:
-        momentum = config["momentum"]
-        said += f", η = {run.eta:g}, " + (f"momentum {momentum:g}" if momentum else "no momentum")
-    elif run.optimizer != "dfw" and peers and run.eta != peers[0]["lr"]:
-        said += f", lr = {run.eta:g}"
+    said, config, method = optimizer(run.method), run.config, run.method
+    if method.optimizer != "dfw":
+        fixed = (s for s in settings("fixed") if s["optimizer"] == method.optimizer)
+        first = next((s["lr"] for s in fixed if s.get("schedule", "") == config.schedule), run.eta)
+        said += f", lr = {run.eta:g}" if run.eta != first else ""
+    elif config.memory:
+        said = "proxsvm, nothing set" if (method.metric, method.auto) == ("kronecker", True) else f"{said}, memory"
+    elif not method.auto:
+        said += f", η = {run.eta:g}, " + (f"momentum {config.momentum:g}" if config.momentum else "no momentum")
     return said + AVERAGED * averaged
 
 
@@ -109,14 +104,13 @@ def runs(found: DataFrame) -> str:
     return ", ".join(f"{count(number, 'run')} of {count(length, 'epoch')}" for length, number in lengths)
 
 
-def setting(candidate: DataFrame, group: Iterable[DataFrame]) -> str:
+def setting(candidate: Candidate, group: Iterable[Candidate]) -> str:
     """``η = 0.1, l₂ = 0.0001, decay = 0.995``: η, and what else differs in the ``group`` it was chosen from."""
-    first = candidate.iloc[0]
-    others = [dict(other.setting.iloc[0]) for other in group if other.method.iloc[0] == first.method]
+    others = [dict(other.setting) for other in group if other.method == candidate.method]
     said = []
-    for name, value in sorted(first.setting, key=lambda entry: entry[0] != "lr"):
+    for name, value in sorted(candidate.setting, key=lambda entry: entry[0] != "lr"):
         if name == "lr" or (value not in ("", None) and any(other.get(name) != value for other in others)):
             said.append(f"{FIELDS.get(name, name)} = {f'{value:g}' if isinstance(value, float) else value}")
-    if first.decay:
-        said.append(f"over {first.decay}" if "/" in first.decay else f"decay = {first.decay}")
+    if decay := candidate.decay:
+        said.append(f"over {decay}" if "/" in decay else f"decay = {decay}")
     return ", ".join(said)

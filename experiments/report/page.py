@@ -80,6 +80,8 @@ TOGETHER = {  # tables of several studies
     "gammas": tables.gammas,
     "ablation": tables.ablation,
     "last": partial(tables.fixed, value="test_last"),
+    "best-epoch": partial(tables.fixed, value="val"),
+    "last-epoch": partial(tables.fixed, value="last"),
     "timed": tables.timed,
     "factors": tables.factors,
 }

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from pandas import DataFrame, Series, concat
 
+from experiments.config import from_dict
 from experiments.optimizers import OPTIMIZERS
 
 ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}
@@ -30,20 +32,6 @@ NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where a
 ORDER = list(OPTIMIZERS)
 
 Results = dict[str, DataFrame]  # by study
-
-
-class Method(NamedTuple):
-    """What a row of a table compares. With and without a schedule are two methods: that is the paper's point.
-
-    ``metric``, ``average`` (its own) and ``auto`` (automatic η) are proxsvm's.
-    """
-
-    optimizer: str
-    loss: str
-    scheduled: bool
-    metric: str = ""
-    average: str = ""
-    auto: bool = False
 
 
 def read(*folders: Path) -> Results:
@@ -65,14 +53,10 @@ def read(*folders: Path) -> Results:
 
 def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Of one run: the row of its weights (decay "") and of each average; a test value of inf: it diverged."""
-    config, curve = line["config"], [_epoch(point) for point in line["curve"]]
-    lower = config["dataset"] in ERRORS
-    ours = config.get("metric", ""), config.get("average", ""), config["lr"] == "auto"
-    setting = sorted(
-        (k, tuple(v) if isinstance(v, list) else v)
-        for k, v in config.items()
-        if k not in NOT_A_CHOICE and (v or k != "memory")
-    )
+    config, curve = from_dict(line["config"]), [_epoch(point) for point in line["curve"]]
+    lower = config.dataset in ERRORS
+    entries = asdict(config)
+    setting = [(k, v) for k, v in sorted(entries.items()) if k not in NOT_A_CHOICE and (v or k != "memory")]
     tests = {"": line["test"]} | (line.get("test_averaged") or {})
     ends = line.get("test_last") or {}
     for decay in ("", *curve[-1]["val_averaged"]):
@@ -80,13 +64,13 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
         finite = [value for value in values if math.isfinite(value)]
         yield {
             "study": line["study"],
-            "task": tuple((name, config.get(name)) for name in TASK),
-            "method": Method(config["optimizer"], config["loss"], bool(config.get("schedule")), *ours),
-            "optimizer": config["optimizer"],
+            "task": tuple((name, entries[name]) for name in TASK),
+            "method": config.method,
+            "optimizer": config.optimizer,
             "setting": tuple(setting),
-            "eta": math.inf if config["lr"] == "auto" else float(config["lr"]),
-            "epochs": int(config["epochs"]),
-            "seed": int(config["seed"]),
+            "eta": math.inf if config.lr == "auto" else float(config.lr),
+            "epochs": config.epochs,
+            "seed": config.seed,
             "decay": decay,
             "lower": lower,
             "val": (min if lower else max)(finite) if math.isfinite(values[-1]) else math.nan,
@@ -95,7 +79,6 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "test_last": _test(ends.get(decay)),
             "read": line["test"] is not None,
             "config": config,
-            "provenance": line["provenance"],
             "curve": curve,
         }
 
@@ -109,13 +92,12 @@ def _epoch(point: dict[str, Any]) -> dict[str, Any]:
     """Its numbers; ``train`` is what ``val`` measures, on the training samples. JSON's null is nan."""
     numbers = {k: math.nan if v is None else v for k, v in point.items()}
     train = next((v for k, v in numbers.items() if k in ("train_accuracy", "train_mae", "train_nats")), math.nan)
-    known = {"gamma": math.nan, "val_averaged": {}, "val_averaged_fresh": {}, "train": train}
-    return known | {k: v for k, v in numbers.items() if v is not None}
+    return {"gamma": math.nan, "val_averaged": {}, "val_averaged_fresh": {}, "train": train} | numbers
 
 
 def unit(runs: DataFrame) -> str:
     """What validation measures."""
-    return (ERRORS | SCORES).get(runs.config.iloc[0]["dataset"], "accuracy, %")
+    return (ERRORS | SCORES).get(runs.config.iloc[0].dataset, "accuracy, %")
 
 
 def plain(runs: DataFrame) -> DataFrame:
@@ -123,41 +105,65 @@ def plain(runs: DataFrame) -> DataFrame:
     return runs[runs.decay == ""]
 
 
-def candidates(runs: DataFrame, averaged: bool = False) -> list[DataFrame]:
-    """The seeds of each setting together, in the order of the paper's tables and of η."""
-    mine = runs[(runs.decay != "") == averaged]
-    groups = mine.groupby(["task", "method", "setting", "epochs", "decay"], sort=False)
-    return sorted((group.sort_values("seed") for _, group in groups), key=_order)
+class Candidate:
+    """The ``runs`` of one setting, a row for each seed; what all of them share is an attribute, such as ``method``."""
+
+    def __init__(self, runs: DataFrame) -> None:
+        self.runs = runs.sort_values("seed")
+
+    def __getattr__(self, column: str) -> Any:
+        return self.runs[column].iloc[0]
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Its place in the order of the paper's tables and of η."""
+        known = ORDER.index(self.optimizer) if self.optimizer in ORDER else len(ORDER)
+        return known, self.method, str(self.task), self.epochs, self.eta, str(self.setting), self.decay
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it shares with the averages of the same runs."""
+        return self.task, self.method, self.setting, self.epochs
+
+    @property
+    def tested(self) -> DataFrame:
+        """The runs whose test number was read (all if none was), so that a row has the same seeds throughout."""
+        read = self.runs[self.runs.test.notna()]
+        return read if len(read) else self.runs
+
+    @property
+    def validation(self) -> str:
+        return spread(self.runs.val, self.lower)
+
+    def test(self, deviation: bool = True) -> str:
+        return spread(self.runs.test.dropna(), self.lower, deviation)
 
 
-def _order(candidate: DataFrame) -> tuple[Any, ...]:
-    first = candidate.iloc[0]
-    return rank(first.method), str(first.task), first.epochs, first.eta, str(first.setting), first.decay
+def candidates(runs: DataFrame, averaged: bool = False) -> list[Candidate]:
+    """The seeds of each setting together, in order."""
+    groups = runs[(runs.decay != "") == averaged].groupby(["task", "method", "setting", "epochs", "decay"], sort=False)
+    return sorted((Candidate(group) for _, group in groups), key=lambda c: c.place)
 
 
-def rank(method: Method) -> tuple[int, Method]:
-    return ORDER.index(method.optimizer) if method.optimizer in ORDER else len(ORDER), method
-
-
-def choose(runs: DataFrame, averaged: bool = False) -> list[DataFrame]:
+def choose(runs: DataFrame, averaged: bool = False) -> list[Candidate]:
     """The best candidate of each method of each task, among its longest runs."""
-    groups: dict[Any, list[DataFrame]] = {}
-    for candidate in candidates(final(runs), averaged):
-        groups.setdefault((candidate.task.iloc[0], candidate.method.iloc[0]), []).append(candidate)
+    groups: dict[Any, list[Candidate]] = {}
+    for c in candidates(final(runs), averaged):
+        groups.setdefault((c.task, c.method), []).append(c)
     return [best(group) for group in groups.values()]
 
 
-def best(group: Sequence[DataFrame]) -> DataFrame:
+def best(group: Sequence[Candidate]) -> Candidate:
     """The candidate with the best validation value on the seeds that all have, or on their own where they share none.
 
     Of equal ones, the one whose test number was read.
     """
-    shared = set.intersection(*(set(candidate.seed) for candidate in group))
+    shared = set.intersection(*(set(c.runs.seed) for c in group))
 
-    def score(candidate: DataFrame) -> tuple[float, bool]:
-        of = candidate[candidate.seed.isin(shared)] if shared else candidate
-        value = of.val.mean(skipna=False) * (-1 if of.lower.iloc[0] else 1)
-        return -math.inf if math.isnan(value) else value, bool(candidate.test.notna().any())
+    def score(c: Candidate) -> tuple[float, bool]:
+        of = c.runs[c.runs.seed.isin(shared)] if shared else c.runs
+        value = of.val.mean(skipna=False) * (-1 if c.lower else 1)
+        return -math.inf if math.isnan(value) else value, bool(c.runs.test.notna().any())
 
     return max(group, key=score)
 
@@ -174,19 +180,11 @@ def grid(runs: DataFrame) -> DataFrame:
     return runs[runs.epochs == max(tried.index, key=lambda epochs: (tried[epochs], epochs))]
 
 
-def preferred(candidate: DataFrame, runs: DataFrame) -> DataFrame | None:
+def preferred(candidate: Candidate, runs: DataFrame) -> Candidate | None:
     """What the grid of the same method prefers, where that is not the setting that was run to the end."""
-    first = candidate.iloc[0]
-    mine = grid(runs)
-    pool = candidates(mine[mine.method.map(lambda method: method == first.method)], averaged=bool(first.decay))
+    pool = [c for c in candidates(grid(runs), averaged=bool(candidate.decay)) if c.method == candidate.method]
     top = best(pool) if pool else None
-    return None if top is None or top.setting.iloc[0] == first.setting else top
-
-
-def of_tested(candidate: DataFrame) -> DataFrame:
-    """The runs whose test number was read (all if none was), so that a row has the same seeds throughout."""
-    read = candidate[candidate.test.notna()]
-    return read if len(read) else candidate
+    return None if top is None or top.setting == candidate.setting else top
 
 
 def spread(values: Series, lower: bool, deviation: bool = True) -> str:
@@ -202,14 +200,6 @@ def spread(values: Series, lower: bool, deviation: bool = True) -> str:
     digits = sum(abs(values.iloc[0]) < bound for bound in (1, 10, 100, 1000)) if lower else 1
     tail = f" ± {values.std():,.{digits}f}" if deviation and len(values) > 1 else ""
     return f"{mean(values):,.{digits}f}{tail}"  # exact: pandas' rounds, and so does the format
-
-
-def validation(candidate: DataFrame) -> str:
-    return spread(candidate.val, candidate.lower.iloc[0])
-
-
-def tested(candidate: DataFrame, deviation: bool = True) -> str:  # noqa: PT028
-    return spread(candidate.test.dropna(), candidate.lower.iloc[0], deviation)
 
 
 def together(results: Results) -> DataFrame:

@@ -11,7 +11,7 @@ from typing import Any
 from pandas import DataFrame, Series, read_csv
 
 from experiments.report import names, results
-from experiments.report.results import Results, best, candidates, choose, final, grid, spread, tested, unit, validation
+from experiments.report.results import Candidate, Results, best, candidates, choose, final, grid, spread, unit
 
 OURS = ("dfw", "dfw-full", "multistep")
 SEEDS = "Mean ± sample standard deviation over the seeds."
@@ -39,59 +39,52 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        lines = [self.header, ["---"] * len(self.header)]
+        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
         for row in self.rows:
             cells = [f"**{cell}**" if isinstance(cell, Bold) else cell for cell in row]
-            lines.append(cells if len(row) > 1 else [f"*{row[0]}*", *[""] * (len(self.header) - 1)])
-        text = ["| " + " | ".join(cells) + " |" for cells in lines]
-        text[1] = text[1].replace(" ", "")
-        return "\n".join(text)
+            cells = cells if len(row) > 1 else [f"*{row[0]}*", *[""] * (len(self.header) - 1)]
+            lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join(lines)
 
 
 def embolden(rows: list[list[str]], column: int, lower: bool = False) -> None:
     """Mark the best number of a column, as it is printed."""
-    numbers = {
-        k: float(row[column].split()[0].replace(",", "")) for k, row in enumerate(rows) if row[column][0].isdigit()
-    }
+    printed = {k: row[column].split()[0] for k, row in enumerate(rows) if row[column][0].isdigit()}
+    numbers = {k: float(text.replace(",", "")) for k, text in printed.items()}
     if len(numbers) > 1:
         top = (min if lower else max)(numbers.values())
         for k in (k for k, number in numbers.items() if number == top):
             rows[k][column] = Bold(rows[k][column])
 
 
+def _named(c: Candidate, pool: list[Candidate]) -> list[str]:
+    """Optimizer, loss and setting."""
+    name = names.optimizer(c.method) + names.AVERAGED * bool(c.decay)
+    return [name, names.loss(c.method.loss), names.setting(c, pool)]
+
+
 def study(name: str, runs: DataFrame) -> Table:
     """The chosen setting of each method, and below it that of each method's averaged weights."""
-    value = unit(runs)
+    value, lower = unit(runs), bool(runs.lower.iloc[0])
     header = ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"]
     table = Table(names.study(name), header)
     lengths, others = set(), []
     for averaged in (False, True):
-        chosen, pool = choose(runs, averaged), candidates(runs, averaged)
-        rows = [
-            [*_named(c, pool), validation(results.of_tested(c)), tested(c), str(len(results.of_tested(c)))]
-            for c in chosen
-        ]
+        chosen, pool, rows = choose(runs, averaged), candidates(runs, averaged), []
+        for c in chosen:
+            rows.append([*_named(c, pool), spread(c.tested.val, lower), c.test(), str(len(c.tested))])
+            lengths.add((int(grid(runs).epochs.iloc[0]), int(c.epochs)))
+            if (other := results.preferred(c, runs)) is not None:
+                setting = f"{names.setting(other, pool)} ({other.validation})"
+                others.append(f"{names.method(c.method, averaged)}: {setting}")
         for column in (3, 4):
-            embolden(rows, column, lower=bool(runs.lower.iloc[0]))
+            embolden(rows, column, lower)
         table.rows += [["Averaged weights"], *rows] if averaged and rows else rows
-        lengths |= {(int(grid(runs).epochs.iloc[0]), int(c.epochs.iloc[0])) for c in chosen}
-        others += [
-            f"{names.method(c.method.iloc[0], averaged)}: {names.setting(other, pool)} ({validation(other)})"
-            for c in chosen
-            if (other := results.preferred(c, runs)) is not None
-        ]
     short = [f" of runs of {names.count(a, 'epoch')}, and run again for {b}" for a, b in sorted(lengths) if a < b]
     table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
     if others:
         table.note += f" The grid alone would have preferred {'; '.join(others)}."
     return table
-
-
-def _named(candidate: DataFrame, pool: list[DataFrame]) -> list[str]:
-    """Optimizer, loss and setting."""
-    first = candidate.iloc[0]
-    name = names.optimizer(first.method) + names.AVERAGED * bool(first.decay)
-    return [name, names.loss(first.method.loss), names.setting(candidate, pool)]
 
 
 def every_setting(name: str, runs: DataFrame) -> Table:
@@ -101,17 +94,10 @@ def every_setting(name: str, runs: DataFrame) -> Table:
     table = Table(f"{names.study(name)}: every setting", header, note=note)
     pool, averages = candidates(runs), candidates(runs, averaged=True)
     for c in pool:
-        mine = [a for a in averages if _same(a, c)]
-        average = best(mine) if mine else None
-        averaged = "—" if average is None else f"{validation(average)} ({average.decay.iloc[0]})"
-        table.rows.append([*_named(c, pool), str(c.epochs.iloc[0]), validation(c), averaged, str(len(c))])
+        mine = [a for a in averages if a.key == c.key]
+        averaged = f"{best(mine).validation} ({best(mine).decay})" if mine else "—"
+        table.rows.append([*_named(c, pool), str(c.epochs), c.validation, averaged, str(len(c.runs))])
     return table
-
-
-def _same(a: DataFrame, b: DataFrame) -> bool:
-    """Whether two candidates have the same method, setting and length."""
-    keys = ["task", "method", "setting", "epochs"]
-    return tuple(a.iloc[0][keys]) == tuple(b.iloc[0][keys])
 
 
 def averages(name: str, runs: DataFrame) -> Table:
@@ -129,66 +115,87 @@ def averages(name: str, runs: DataFrame) -> Table:
     )
     pool = candidates(runs)
     for c in pool:
-        same = {a.decay.iloc[0]: a for a in candidates(runs, averaged=True) if _same(a, c)}
-        values = [validation(same[form]) if form in same else "—" for form in forms]
-        ends = [curve[-1] for curve in c.curve]
+        same = {a.decay: a.validation for a in candidates(runs, averaged=True) if a.key == c.key}
+        ends = [curve[-1] for curve in c.runs.curve]
         added = Series([v - end["val_averaged"][k] for end in ends for k, v in end["val_averaged_fresh"].items()])
         anew = f"{added.mean():+.1f}".replace("-", "−") if len(added) else "—"
         optimizer, _, setting = _named(c, pool)
-        table.rows.append([optimizer, setting, validation(c), *values, anew])
+        table.rows.append([optimizer, setting, c.validation, *(same.get(form, "—") for form in forms), anew])
     return table
 
 
 def beside(studies: Results) -> Table:
     """The mean test values of several studies, as trained and averaged, of the methods that all of them have."""
-    columns = [{c.method.iloc[0]: c for c in choose(runs, a)} for runs in studies.values() for a in (False, True)]
+    columns = [
+        {c.method: c.test(deviation=False) for c in choose(r, a)} for r in studies.values() for a in (False, True)
+    ]
     table = Table("Side by side", ["", *(head for name in studies for head in (names.study(name), "averaged"))])
     for method in columns[0]:
         if all(method in column for column in columns[::2]):
-            cells = [tested(column[method], deviation=False) if method in column else "—" for column in columns]
-            table.rows.append([names.method(method), *cells])
+            table.rows.append([names.method(method), *(column.get(method, "—") for column in columns)])
     for k in range(1, len(table.header)):
         embolden(table.rows, k)
     return table
 
 
+# One setting for all tasks.
+
+VALUES = {
+    "test": "Test values, with the weights of the epoch that validation prefers",
+    "test_last": "Test values of the last epoch",
+    "val": "Validation of the best epoch",
+    "last": "Validation of the last epoch",
+}
+
+
 def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -> Table:
-    """One setting for all tasks: the mean test value of each, its mean rank, and its worst distance to the best.
+    """One setting for all tasks: the mean value of each, its mean rank, and its worst distance to the best.
 
     A method's averaged weights are a row of their own; rows that lack a task are left out. The distance is relative:
     the errors of a task, or 100 minus its accuracy, over those of the best row. The last row is the best of the peers
-    in the ``tuned`` study of each task.
-    ``value``: "test", with the weights of the best epoch, or "test_last".
+    in the ``tuned`` study of each task. ``value`` is one of VALUES: the best epoch, or the last.
     """
     table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
-    table.note = "Test values, no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    table.note = (
+        f"{VALUES[value]}; no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    )
     if not studies:
         return table
     lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
     rows = list(_recommended(next(iter(studies.values())), value).index)
-    tests = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()}).reindex(rows).dropna()
-    errors = DataFrame({name: tests[name] if lower[name] else (100 - tests[name]).abs() for name in studies})
+    found = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()}).reindex(rows).dropna()
+    errors = DataFrame({name: found[name] if lower[name] else (100 - found[name]).abs() for name in studies})
     ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
-    for row in tests.index:
-        cells = [_cell(tests.loc[row, name], lower[name]) for name in studies]
+    for row in found.index:
+        cells = [_cell(found.loc[row, name], lower[name]) for name in studies]
         table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
     for k, low in enumerate([*lower.values(), True, True], 1):
         embolden(table.rows, k, low)
     peers = {name: _preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies}
-    if table.rows and any(peer is not None for peer in peers.values()):
-        cells = ["—" if peer is None else _cell(peer.test.mean(), lower[name]) for name, peer in peers.items()]
+    if table.rows and any(peers.values()):
+        cells = [_cell(peer.runs.test.mean(), lower[name]) if peer else "—" for name, peer in peers.items()]
         table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
     return table
 
 
 def _recommended(runs: DataFrame, value: str) -> Series:
-    """The test value of each method at its one setting, and of its averaged weights, by the name of the row."""
-    tests = {
-        names.recommended(c.iloc[0], averaged): c[value].mean()
-        for averaged in (False, True)
-        for c in candidates(final(runs), averaged)
-    }
-    return Series({name: test for name, test in tests.items() if not math.isnan(test)}, dtype=float)
+    """The value of each method at its one setting, and of its averaged weights, by the name of the row."""
+    found = [(c, averaged) for averaged in (False, True) for c in candidates(final(runs), averaged)]
+    values = {names.recommended(c, averaged): c.runs[value].mean() for c, averaged in found}
+    return Series({name: number for name, number in values.items() if not math.isnan(number)}, dtype=float)
+
+
+def _preferred(runs: DataFrame | None, ours: bool) -> Candidate | None:
+    """What validation prefers among our methods, or among the others; their averaged weights included."""
+    chosen = [*choose(runs), *choose(runs, averaged=True)] if runs is not None and len(runs) else []
+    found = [c for c in chosen if (c.optimizer in OURS) is ours and c.runs.test.notna().any()]
+    return best(found) if found else None
+
+
+def _cell(value: float, lower: bool, infinite: str = "—") -> str:
+    if not math.isfinite(value):
+        return infinite
+    return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
 
 
 def timed(studies: Results) -> Table:
@@ -200,14 +207,12 @@ def timed(studies: Results) -> Table:
     for name, runs in studies.items():
         clock = runs[runs.curve.map(lambda run: "train_seconds" in run[0])]
         spent = clock.curve.map(lambda run: sum(epoch["train_seconds"] for epoch in run))
-        adamw = clock.apply(lambda run: names.recommended(run), axis=1) == "AdamW, constant" if len(clock) else spent
-        if adamw.any():
+        adamw = [names.recommended(run) == "AdamW, constant" for run in clock.itertuples()]
+        if any(adamw):
             cut[name] = clock.assign(test=[_until(run, spent[adamw].mean()) for run in clock.itertuples()])
     table = fixed(cut)
-    table.title, table.note = (
-        "One setting, equal time",
-        "Validation, no setting tuned. —: no epoch was finished in time.",
-    )
+    table.title = "One setting, equal time"
+    table.note = "Validation, no setting tuned. —: no epoch was finished in time."
     return table
 
 
@@ -220,20 +225,27 @@ def _until(run: Any, seconds: float) -> float:
     return (min if run.lower else max)(values) if values and all(map(math.isfinite, values)) else math.inf
 
 
+def ranks(studies: Results) -> Table:
+    """The short form of :func:`fixed`: mean rank and worst of the six best methods, as trained or averaged."""
+    best_first = sorted(fixed(studies).rows, key=lambda row: float(row[-2]))
+    rows: dict[str, list[str]] = {}
+    for name, *_, place, worst in best_first:
+        rows.setdefault(name.removesuffix(names.AVERAGED), [name, str(place), str(worst)])
+    title = f"One setting for {names.count(len(studies), 'task')}"
+    return Table(title, ["", "mean rank", "worst error, relative to the best"], list(rows.values())[:6])
+
+
 def factors(studies: Results) -> Table:
     """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
-    table = Table("What each part is worth", ["", *map(names.study, studies)])
     columns = []
     for runs in studies.values():
         lower = bool(runs.lower.iloc[0])
-        best_of = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False).val.agg(
-            "min" if lower else "max"
-        )
-        columns.append({name: _cell(value, lower) for name, value in best_of.items()})
-    for name in dict.fromkeys(name for column in columns for name in column if ", " not in name):  # not two parts
-        table.rows.append([name, *(column.get(name, "—") for column in columns)])
-    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
-    return table
+        groups = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False)
+        columns.append({name: _cell(v, lower) for name, v in groups.val.agg("min" if lower else "max").items()})
+    parts = dict.fromkeys(name for column in columns for name in column if ", " not in name)  # not two of them
+    rows = [[name, *(column.get(name, "—") for column in columns)] for name in parts]
+    note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
+    return Table("What each part is worth", ["", *map(names.study, studies)], rows, note)
 
 
 def _changed(run: Any) -> str:
@@ -244,29 +256,18 @@ def _changed(run: Any) -> str:
         "three inner steps": run.optimizer == "multistep",
         run.method.metric: run.method.metric != "kronecker",
         "a fixed η": not run.method.auto,
-        "momentum instead of memory": not run.config["memory"] and run.config["momentum"],
-        "no memory": not run.config["memory"] and not run.config["momentum"],
+        "momentum instead of memory": not run.config.memory and run.config.momentum,
+        "no memory": not run.config.memory and not run.config.momentum,
     }
     return ", ".join(name for name, given in changed.items() if given) or "nothing set"
-
-
-def ranks(studies: Results) -> Table:
-    """The short form of :func:`fixed`: mean rank and worst of the six best methods, as trained or averaged."""
-    title = f"One setting for {names.count(len(studies), 'task')}"
-    table = Table(title, ["", "mean rank", "worst error, relative to the best"])
-    for name, *_, place, worst in sorted(fixed(studies).rows, key=lambda row: float(row[-2])):
-        if name.removesuffix(names.AVERAGED) not in {row[0].removesuffix(names.AVERAGED) for row in table.rows}:
-            table.rows.append([name, str(place), str(worst)])
-    del table.rows[6:]
-    return table
 
 
 def gammas(studies: Results) -> Table:
     """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
     table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
     runs = results.plain(results.together(studies))
-    runs = runs[runs.optimizer.isin(OURS)].assign(name=lambda frame: [names.recommended(r) for r in frame.itertuples()])
-    for name, mine in runs.groupby("name", sort=False):
+    runs = runs[runs.optimizer.isin(OURS)]
+    for name, mine in runs.groupby([names.recommended(run) for run in runs.itertuples()], sort=False):
         curves = [mine.curve[mine.study == study] for study in studies]
         cells = [", ".join(f"{of.map(lambda c: c[k]['gamma']).mean():.2f}" for k in (0, -1)) for of in curves]  # noqa: B023
         table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])
@@ -281,32 +282,19 @@ def tuned(studies: Results) -> Table:
     table = Table("Everyone tuned", ["", "proxsvm", "its test value", "best peer", "its test value", "proxsvm is"])
     for name, runs in studies.items():
         pair = [_preferred(runs, ours) for ours in (True, False)]
-        if any(candidate is None for candidate in pair):
+        if not all(pair):
             continue
-        ours, peer = (candidate.test.dropna() for candidate in pair)
+        ours, peer = (c.runs.test.dropna() for c in pair)
         ahead = (peer.mean() - ours.mean()) * (1 if runs.lower.iloc[0] else -1)
         error = math.sqrt(sum((tests.var() if len(tests) > 1 else 0.0) / len(tests) for tests in (ours, peer)))
         verdict = "level" if abs(ahead) <= error else "first" if ahead > 0 else "behind"
-        cells = [cell for c in pair for cell in (names.method(c.method.iloc[0], bool(c.decay.iloc[0])), tested(c))]
+        cells = [cell for c in pair for cell in (names.method(c.method, bool(c.decay)), c.test())]
         table.rows.append([names.study(name), *cells, verdict])
     if table.rows:
         ahead_or_level = sum(row[-1] != "behind" for row in table.rows)
         table.rows.append(["*first or level*", "", "", "", "", f"{ahead_or_level} of {len(table.rows)}"])
     table.note = "Level: the test values differ by less than one standard error of their difference."
     return table
-
-
-def _preferred(runs: DataFrame | None, ours: bool) -> DataFrame | None:
-    """What validation prefers among our methods, or among the others; their averaged weights included."""
-    chosen = [*choose(runs), *choose(runs, averaged=True)] if runs is not None and len(runs) else []
-    found = [c for c in chosen if (c.optimizer.iloc[0] in OURS) is ours and c.test.notna().any()]
-    return best(found) if found else None
-
-
-def _cell(value: float, lower: bool) -> str:
-    if math.isinf(value):
-        return "—"
-    return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
 
 
 def ablation(studies: Results) -> Table:
@@ -319,27 +307,22 @@ def ablation(studies: Results) -> Table:
     for name, runs in studies.items():
         for _, group in runs.assign(key=runs.method.map(lambda m: m[1:])).groupby(["key", "setting"], sort=False):
             first, at = group.iloc[0], {(r.optimizer, bool(r.decay)): r for r in group.itertuples()}
-            cells = [_validation(at.get((kind, averaged))) for averaged in (False, True) for kind in OURS]
-            gamma = f"{at['dfw', False].curve[-1]['gamma']:.2f}" if ("dfw", False) in at else "—"
-            where = f"{first.method.metric or 'Euclidean'}, {first.config['momentum']:g}"
-            loss = names.loss(first.method.loss)
-            table.rows.append([names.study(name), loss, where, f"{first.eta:g}", gamma, *cells])
+            found = [at.get((kind, averaged)) for averaged in (False, True) for kind in OURS]
+            cells = [_cell(run.val, run.lower, infinite="∞") if run else "—" for run in found]
+            gamma = f"{found[0].curve[-1]['gamma']:.2f}" if found[0] else "—"
+            where = f"{first.method.metric or 'Euclidean'}, {first.config.momentum:g}"
+            table.rows.append(
+                [names.study(name), names.loss(first.method.loss), where, f"{first.eta:g}", gamma, *cells]
+            )
     table.note = "Validation of the best epoch, one seed. A dash: not run; ∞: diverged."
     return table
-
-
-def _validation(run: tuple | None) -> str:
-    if run is None:
-        return "—"
-    return _cell(run.val, run.lower) if math.isfinite(run.val) else "∞"
 
 
 def structured(runs: DataFrame, measure: str) -> str:
     """The table of a structured task with every method tuned alike: the weights, their average, and the better one."""
     head = ["loss", "trained by", "η", f"{measure}, test: last", "averaged", "chosen on held-out data"]
     table = Table("Everyone tuned alike", head)
-    done = runs[runs.read]
-    for (method, _), rows in done.groupby(["method", "setting"], sort=False):
+    for (method, _), rows in runs[runs.read].groupby(["method", "setting"], sort=False):
         last, average = rows[rows.decay == ""], rows[rows.decay != ""]
         better = average.val.to_numpy() > last.val.to_numpy()
         chosen = Series([a if use else b for use, a, b in zip(better, average.test, last.test, strict=True)])
@@ -352,7 +335,7 @@ def structured(runs: DataFrame, measure: str) -> str:
 
 # The paper's tables.
 
-KEYS = ["dataset", "model", "augment", "optimizer", "loss", "weight_decay", "lr", "batch"]
+KEYS = ["dataset", "augment", "optimizer", "loss", "weight_decay", "lr", "batch"]
 TITLES = {1: "CIFAR without data augmentation", 2: "CIFAR with data augmentation", 3: "SNLI"}
 
 
@@ -362,9 +345,10 @@ def published(scales: dict[str, Results]) -> list[Table]:
     Tables 1 to 3 are test accuracies of the chosen settings, the others validation accuracies of each setting.
     """
     paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#")
-    found = {f"obtained, {scale} scale": _obtained(studies) for scale, studies in scales.items()}
-    for head, (chosen, tried) in found.items():
-        paper[head] = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
+    for scale, studies in scales.items():
+        chosen, tried = _obtained(studies)
+        cells = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
+        paper[f"obtained, {scale} scale"] = cells
     shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
     shown = shown.replace({"data": names.STUDIES, "network": names.PARTS, "optimizer": names.OPTIMIZERS})
     made = []
@@ -377,20 +361,20 @@ def published(scales: dict[str, Results]) -> list[Table]:
     return made
 
 
-def _obtained(studies: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The chosen and all tried settings of the paper's methods: only SGD has a schedule there."""
-    chosen, tried = [], []
+def _obtained(studies: Results) -> tuple[dict[Any, str], dict[Any, str]]:
+    """The cells of the chosen and of all tried settings of the paper's methods: only SGD has a schedule there."""
+    chosen, tried = {}, {}
     for runs in (runs for name, runs in studies.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
         mine = runs[runs.method.map(lambda m: m == (m.optimizer, m.loss, m.optimizer == "sgd", "", "", False))]
-        chosen += [c.config.iloc[0] | {"cell": tested(c)} for c in choose(mine)]
-        tried += [c.config.iloc[0] | {"cell": validation(c)} for c in candidates(grid(mine))] if len(mine) else []
+        chosen |= {c.config: c.test() for c in choose(mine)}
+        tried |= {c.config: c.validation for c in candidates(grid(mine))} if len(mine) else {}
     return chosen, tried
 
 
-def _cell_of(row: dict[str, Any], found: list[dict[str, Any]]) -> str:
+def _cell_of(row: dict[str, Any], found: dict[Any, str]) -> str:
     """What was obtained at the setting of a published row, by a network of the same family."""
-    setting = {key: row[key] for key in KEYS if key != "model" and row[key] == row[key]}  # not nan
-    for config in found:
-        if config["model"].startswith(row["model"]) and all(config[key] == value for key, value in setting.items()):
-            return config["cell"]
+    setting = {key: row[key] for key in KEYS if row[key] == row[key]}  # not nan
+    for config, cell in found.items():
+        if config.model.startswith(row["model"]) and all(getattr(config, k) == v for k, v in setting.items()):
+            return cell
     return "—"

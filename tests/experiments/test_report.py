@@ -15,7 +15,7 @@ import pytest
 from pandas import DataFrame
 
 from experiments.report import figures, names, page, results, tables
-from experiments.report.results import candidates, choose, read, rows_of, validation
+from experiments.report.results import candidates, choose, read, rows_of
 from experiments.studies import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def write(folder: Path, *lines: dict[str, Any]) -> Path:
 
 def chosen(*lines, averaged=False):
     """(optimizer, η, mean validation) of what is chosen."""
-    return [(c.optimizer.iloc[0], c.eta.iloc[0], c.val.mean()) for c in choose(frame(*lines), averaged)]
+    return [(c.optimizer, c.eta, c.runs.val.mean()) for c in choose(frame(*lines), averaged)]
 
 
 def etas(*lines, averaged=False):
@@ -87,7 +87,7 @@ def test_runs_are_read_by_study_and_a_later_line_counts(tmp_path):
     [
         '{"study": "cifar10", "con',
         json.dumps({k: v for k, v in line().items() if k != "test"}),
-        json.dumps({**line(), "config": {"lr": 1.0}}),
+        json.dumps({**line(), "config": {"rate": 1.0}}),
         json.dumps({**line(), "curve": [{"epoch": 1}]}),
     ],
 )
@@ -112,8 +112,8 @@ def test_the_best_validation_value_is_chosen_and_its_test_number_reported():
             line(optimizer="adam", lr=1e-2, val=54.0),
         )
     )
-    assert (adam.optimizer.iloc[0], adam.eta.iloc[0], results.tested(adam)) == ("adam", 1e-3, "54.0")
-    assert (dfw.eta.iloc[0], validation(dfw), results.tested(dfw)) == (0.1, "61.0 ± 1.4", "59.5 ± 2.1")
+    assert (adam.optimizer, adam.eta, adam.test()) == ("adam", 1e-3, "54.0")
+    assert (dfw.eta, dfw.validation, dfw.test()) == (0.1, "61.0 ± 1.4", "59.5 ± 2.1")
 
 
 def test_settings_are_compared_on_the_seeds_that_all_have():
@@ -129,7 +129,7 @@ def test_what_was_tested_is_what_was_chosen():
     assert chosen(*found) == [("dfw", 0.1, 58.0)]  # new seeds, no test number to miss
     assert etas(*found, averaged=True) == [0.1]
     (average,) = choose(frame(*found), averaged=True)
-    assert results.preferred(average, frame(*found)).eta.iloc[0] == 1.0  # and that is said
+    assert results.preferred(average, frame(*found)).eta == 1.0  # and that is said
     assert etas(line(lr=0.1), line(lr=1.0, test=59.0)) == [1.0]  # of equal ones
 
 
@@ -156,7 +156,7 @@ def test_the_value_of_a_run_is_that_of_its_best_epoch():
 def test_lower_is_better_in_regression_and_nothing_that_diverged_is_chosen():
     found = [line("bike", lr=lr, val=val) for lr, val in ((0.1, 0.5), (1.0, 0.4), (10.0, math.nan))]
     assert etas(*found) == [1.0]
-    assert [validation(c) for c in candidates(frame(*found))] == ["0.5000", "0.4000", "diverged"]
+    assert [c.validation for c in candidates(frame(*found))] == ["0.5000", "0.4000", "diverged"]
     dollars = tables.study("california", frame(line("california", val=32_150.4), line("california", "adam", val=9e3)))
     assert [row[3] for row in dollars.rows] == ["9,000", "32,150"]
     assert [isinstance(row[3], tables.Bold) for row in dollars.rows] == [True, False]
@@ -169,7 +169,7 @@ def test_losses_networks_metrics_and_schedules_make_their_own_choice():
     found = [line(**options, val=1.5), line(**options, val=1.4, lr=1.0), line(**options, val=1.3, metric="diagonal")]
     picked = choose(frame(*found, line(**options, val=1.6, lr="auto", metric="diagonal")))
     expected = ["DFW", "proxsvm, diagonal", "proxsvm, diagonal, η = auto"]
-    assert [names.optimizer(c.method.iloc[0]) for c in picked] == expected
+    assert [names.optimizer(c.method) for c in picked] == expected
 
 
 def test_averaged_weights_choose_their_own_setting_and_decay():
@@ -179,7 +179,7 @@ def test_averaged_weights_choose_their_own_setting_and_decay():
     )
     (average,) = choose(frame(*found), averaged=True)
     assert etas(*found) == [0.1]
-    assert (average.eta.item(), average.decay.item(), average.val.item(), average.test.item()) == (1, "0.999", 66, 65)
+    assert (average.eta, average.decay, average.val, average.test()) == (1, "0.999", 66, "65.0")
 
 
 @pytest.mark.parametrize("study", EVIDENCE)
@@ -187,7 +187,7 @@ def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
     runs, grids = read(RESULTS / "small")[study], defaultdict(dict)
     for run in runs[~runs.read].itertuples():
         value = run.val * (-1 if run.lower else 1)
-        grids[run.method, run.config["momentum"], run.decay][run.eta] = -math.inf if math.isnan(value) else value
+        grids[run.method, run.config.momentum, run.decay][run.eta] = -math.inf if math.isnan(value) else value
     grids = [grid for grid in grids.values() if len(grid) > 1]  # Prodigy and DoG have one setting for all tasks
     assert len(grids) > 9
     for grid in grids:
@@ -221,18 +221,6 @@ def test_the_papers_tables_are_whole_and_their_best_are_those_it_prints_in_bold(
     best = paper[paper.table > 3].groupby(["table", "dataset", "loss"]).accuracy.max()
     assert list(best) == [float(number) for number in bold.split()]
     assert len(paper) == 305
-
-
-def test_the_forms_of_the_average_stand_side_by_side():
-    tried = [line("averaging", lr=lr, seed=1, averaged={"0.99": 60.0 + lr, "1/4": 62.0}, val=55.0) for lr in (0.1, 1.0)]
-    for each in tried:
-        each["curve"][-1]["val_averaged_fresh"] = {"0.99": 60.0 + each["config"]["lr"] - 1.5, "1/4": 62.0 - 0.5}
-    table = tables.averages("averaging", frame(*tried, line("averaging", epochs=2, lr=7.0)))  # the shorter is left out
-    assert table.header == ["optimizer", "setting", "not averaged", "1/4", "0.99", "statistics re-estimated"]
-    assert table.rows == [
-        ["DFW", "η = 0.1", "55.0", "62.0", "60.1", "−1.0"],
-        ["DFW", "η = 1", "55.0", "62.0", "61.0", "−1.0"],
-    ]
 
 
 PROX = {"optimizer": "dfw", "loss": "ce", "metric": "diagonal", "average": "0.995"}
@@ -286,9 +274,12 @@ def test_the_last_epoch_and_equal_time():
         return made
 
     adamw = {"optimizer": "adamw", "lr": 1e-3, "loss": "ce"}
-    runs = frame(of(1.0, 1.5, **adamw), of(2.0, 1.0, **NOTHING), of(4.0, 1.0, **PROX, lr="auto"))
-    last = tables.fixed({"fixed-lm": runs}, value="test_last").rows
-    assert {row[0]: row[1] for row in last}["proxsvm, nothing set"] == "2.000"
+    peaks = of(2.0, 1.0, **NOTHING)
+    peaks["curve"][1]["val"] = 0.9  # the best epoch is not the last
+    runs = frame(of(1.0, 1.5, **adamw), peaks, of(4.0, 1.0, **PROX, lr="auto"))
+    for value, expected in {"test": "1.000", "test_last": "2.000", "val": "0.900", "last": "1.000"}.items():
+        rows = tables.fixed({"fixed-lm": runs}, value=value).rows
+        assert {row[0]: row[1] for row in rows}["proxsvm, nothing set"] == expected
     timed = {row[0]: row[1:] for row in tables.timed({"fixed-lm": runs}).rows}  # until AdamW's three epochs are over
     assert timed["AdamW, constant"] == ["1.500", "1.0", "1.00"]
     assert timed["proxsvm, nothing set"] == ["3.000", "2.0", "2.00"]  # one of three epochs
@@ -334,35 +325,6 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
     ]
 
 
-def test_what_gamma_is_worth():
-    options = {"study": "ablation-cifar10", "dataset": "cifar10", "loss": "ce", "averaged": {"0.995": 62.0}}
-    lines = [line(optimizer=name, lr=0.1, val=v, **options) for name, v in (("dfw", 60.0), ("dfw-full", 10.0))]
-    lines[0]["curve"][-1]["gamma"] = 0.25
-    studies = {"ablation-cifar10": frame(*lines)}
-    assert tables.ablation(studies).rows == [
-        ["CIFAR-10", "cross-entropy", "Euclidean, 0.9", "0.1", "0.25", "60.0", "10.0", "—", "62.0", "62.0", "—"]
-    ]
-    drawn = figures.drawings(studies)
-    assert list(drawn) == ["gamma"]
-    assert [text.get_text() for ax in drawn["gamma"].draw().axes for text in ax.texts] == ["0.25"]
-
-
-def test_gamma_at_the_first_and_the_last_epoch():
-    lines = [line("fixed-lm", **PROX, dataset="lm", lr="auto", seed=seed) for seed in (1, 2)]
-    for made, gammas in zip(lines, ((1.0, 0.7, 0.5), (0.8, 0.7, 0.25)), strict=True):
-        made["curve"] = [point | {"gamma": gamma} for point, gamma in zip(made["curve"], gammas, strict=True)]
-    found = frame(*lines, line("fixed-lm", "adamw", dataset="lm"))
-    assert tables.gammas({"fixed-lm": found}).rows == [["η = auto", "0.90, 0.38"]]
-
-
-def test_studies_stand_side_by_side():
-    dfw = line(averaged={"0.9": 70.0}, test=61.0, test_averaged={"0.9": 71.0})
-    both = frame(dfw, line(optimizer="adam", loss="ce", test=65.0))
-    table = tables.beside({"cifar10": both, "cifar100": frame(line("cifar100", test=20.0))})
-    assert table.header == ["", "CIFAR-10", "averaged", "CIFAR-100", "averaged"]
-    assert table.rows == [["DFW", "61.0", "71.0", "20.0", "—"]]  # the other has no Adam
-
-
 # Figures.
 
 
@@ -385,17 +347,21 @@ def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, ca
 
 
 @pytest.mark.parametrize(("error", "marker"), [(9.0, None), (11.0, "x"), (float("inf"), "x")])
-def test_an_error_above_ten_times_the_lowest_is_at_the_top(error, marker):
+def test_what_gamma_is_worth_and_an_error_above_ten_times_the_lowest_is_at_the_top(error, marker):
     """One such value would take the whole scale."""
     options = {"study": "ablation-lm", "lr": 0.1, "dataset": "lm", "loss": "ce"}
-    tried = [
-        line(optimizer=o, averaged={"0.995": value}, **options) for o, value in (("dfw-full", error), ("dfw", 1.0))
-    ]
-    tried[1]["curve"][-1]["gamma"] = 0.5
-    ax = figures.drawings({"ablation-lm": frame(*tried)})["gamma"].draw().axes[0]
+    values = (("dfw-full", error), ("dfw", 1.0))
+    tried = [line(optimizer=o, averaged={"0.995": value}, val=value, **options) for o, value in values]
+    tried[1]["curve"][-1]["gamma"] = 0.25
+    studies = {"ablation-lm": frame(*tried)}
+    shown = "∞" if math.isinf(error) else f"{error:.3f}" if error < 10 else f"{error:.2f}"
+    (row,) = tables.ablation(studies).rows
+    assert row[:5] == ["Language model", "cross-entropy", "Euclidean, 0.9", "0.1", "0.25"]
+    assert row[5:8] == row[8:] == ["1.000", shown, "—"]
+    (ax, _) = figures.drawings(studies)["gamma"].draw().axes
     drawn = [each.get_marker() for each in ax.lines]
-    assert drawn.count("o") == 2
-    assert drawn.count("x") == (marker is not None)
+    assert (drawn.count("o"), drawn.count("x")) == (2, int(marker is not None))
+    assert [text.get_text() for text in ax.texts] == ["0.25"]
 
 
 # The page, and tables in a text.
