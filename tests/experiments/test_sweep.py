@@ -18,7 +18,7 @@ import pytest
 
 from experiments import sweep
 from experiments.config import Config
-from experiments.studies import SCALES, Study, study_of
+from experiments.studies import EVIDENCE, SCALES, STRUCTURED, Study, study_of
 from experiments.sweep import Sweep
 from tests.experiments.test_train import ROOT, environment, without_seconds
 
@@ -192,31 +192,31 @@ def test_a_grid_grows_where_its_best_value_is_at_an_edge(best, tried):
 
 @pytest.mark.parametrize(("scale", "name"), [(scale, name) for scale, made in SCALES.items() for name in made])
 def test_the_studies_hold_what_they_promise(scale, name):
-    study = study_of(name, scale, "data")
+    study, kind = study_of(name, scale, "data"), name.split("-")[0]
+    optimizers, methods = {run.optimizer for run in study.grid}, {(run.optimizer, run.loss) for run in study.grid}
     assert len(set(study.grid)) == len(study.grid)
-    methods = {(run.optimizer, run.loss) for run in study.grid}
-    optimizers = {run.optimizer for run in study.grid}
-    kind = name.split("-")[0]
     assert "dfw" in optimizers
     assert all(run.test == (kind in ("fixed", "first")) for run in study.grid)
     for optimizer, loss in methods if kind not in ("fixed", "first", "factors") else ():
         etas = {run.lr for run in study.grid if (run.optimizer, run.loss) == (optimizer, loss)}
-        assert (
-            optimizer in ("prodigy", "dog", "sgd") or len(etas) >= 3 or (kind, optimizer) == ("ablation", "multistep")
-        )
-    if kind in ("factors", "decades"):
-        assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
+        assert optimizer in ("prodigy", "dog", "sgd", "multistep") or len(etas) >= 3
     if kind not in ("first", "ablation", "factors", "sensitivity", "averaging", "parsing") and scale != "paper":
         assert optimizers >= {"nadamw", "soap"}
     if name == "snli":  # Table 3: every baseline with both losses
         assert {("adam", "ce"), ("adam", "hinge"), ("dfw", "hinge"), ("sgd", "hinge")} <= methods
-        assert (("dfw", "ce") in methods) == (scale == "small")
     if kind == "fixed":
-        settings = len({replace(run, seed=0) for run in study.grid})
-        assert [len(study.with_seeds(seeds).grid) for seeds in ([1], [2, 3], [4])] == [settings, 2 * settings, 0]
-    if kind == "ablation":
-        assert optimizers >= {"dfw", "dfw-full", "multistep"}
-        assert {run.metric for run in study.grid} >= {"", "diagonal"}
+        peers = [(run.optimizer, run.lr) for run in study.grid if run.averages == ("0.995",) and run.seed == 1]
+        assert {("adamw", 0.001), ("adamw", 0.01), ("nadamw", 0.001), ("nadamw", 0.01), ("soap", 0.003)} <= set(peers)
+        assert {("muon", 0.001), ("muon", 0.01)} <= set(peers)
+        assert {run.average for run in study.grid if not run.averages} == {"0.995"}  # ours, the only ones without
+        assert [len(study.with_seeds(seeds).grid) for seeds in ([1], [2, 3], [4])] == [18, 36, 0]
+    if kind in ("fixed", "factors", "decades"):
+        assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
+
+
+def test_one_setting_is_tried_on_the_eleven_tasks_and_on_parsing():
+    tasks = {*EVIDENCE, *STRUCTURED, "parsing"}
+    assert {name.removeprefix("fixed-") for name in SCALES["small"] if name.startswith("fixed-")} == tasks
 
 
 def test_with_hours_a_sweep_stops_and_goes_on(command, data, tmp_path, monkeypatch, capsys):
