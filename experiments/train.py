@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 import proxsvm
 from experiments import config as configs
 from experiments import folder
-from experiments.averaging import average, with_fresh_statistics
 from experiments.config import Config, known
 from experiments.folder import Line, Result
-from experiments.optimizers import OPTIMIZERS, recipe_of
-from experiments.schedules import Schedule
+from experiments.optimizers import OPTIMIZERS, Schedule, recipe_of
 from experiments.task import Task, Tensors, each
 from experiments.tasks import task_of
 from proxsvm import ProxOptimizer
@@ -237,20 +236,45 @@ def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterat
 def judged(training: Training) -> nn.Module:
     """The model as it is to be evaluated: schedule-free has other weights for that, which batch norm has not seen.
 
-    (The averages of our own optimizer follow ``model.eval()``, batch norm included.)
+    There it is a copy with the statistics of the first batches of the training samples. (The averages of our own
+    optimizer follow ``model.eval()``, batch norm included.)
     """
     if isinstance(training.optimizer, ProxOptimizer) or not hasattr(training.optimizer, "eval"):
         return training.model
     training.optimizer.eval()
-    return _fresh(training.config, training.task, training.model)
-
-
-def _fresh(config: Config, task: Task, model: nn.Module) -> nn.Module:
-    """A copy with batch-norm statistics of the first batches of the training samples."""
+    config, task, fresh = training.config, training.task, copy.deepcopy(training.model)
     some = torch.arange(len(task.train)).split(config.batch or task.evaluated)[:RE_ESTIMATION]
     with passes(config):
-        inputs = (each(lambda x: x.to(config.device), task.take(task.train, batch, None)[0]) for batch in some)
-        return with_fresh_statistics(model, inputs)
+        update_bn((each(lambda x: x.to(config.device), task.take(task.train, at, None)[0]) for at in some), fresh)
+    return fresh
+
+
+def average(model: nn.Module, form: str) -> AveragedModel:
+    """w̄ ← β w̄ + (1 − β) w after each step t; batch-norm buffers are averaged as well.
+
+    ``form`` is a decay, ``"0.995"``: β = min(decay, (1 + t) / (10 + t)). The warm-up keeps the random start out of the
+    average: its memory is at most t/9 steps. Or it is the fraction of the steps so far that the average
+    covers, ``"1/4"``: β = (1 + t) / (1 + 4 + t). This form has no constant that depends on the length of training.
+    """
+    try:
+        part = Fraction(form)
+    except (ValueError, ZeroDivisionError):
+        part = Fraction(-1)
+    if not (0 < part < 1 or form == "0"):
+        raise ValueError(
+            f"an average's form is {form!r}; expected a decay below 1, such as 0.995, or the fraction of steps that it "
+            "covers, such as 1/4"
+        )
+    decay, warm_up = (1.0, 1 + float(1 / part)) if "/" in form else (float(part), 10.0)
+
+    def blend(averaged: Tensor, current: Tensor, t: Tensor | int) -> Tensor:
+        if not averaged.is_floating_point():
+            return current  # the batch norm's count of batches
+        t = torch.as_tensor(t)
+        beta = torch.clamp((1 + t) / (warm_up + t), max=decay)
+        return torch.lerp(current, averaged, beta.to(averaged))
+
+    return AveragedModel(model, avg_fn=blend, use_buffers=True)
 
 
 class Best:

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import lm, models, peers, schedules, tabular
-from experiments.averaging import average, with_fresh_statistics
+from experiments import lm, models, optimizers, peers, tabular
 from experiments.config import Config
-from experiments.optimizers import OPTIMIZERS, criterion_of, recipe_of
+from experiments.optimizers import OPTIMIZERS, Schedule, criterion_of, recipe_of
 from experiments.peers import BPGrad, DoG, Muon
 from experiments.report import names, results, tables
-from experiments.schedules import Schedule
+from experiments.train import average
 
 A, X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.ones(4)
 
@@ -167,20 +166,8 @@ def test_the_average_is_what_it_says():
             average(model, form)
 
 
-def test_fresh_statistics_are_those_of_the_present_weights():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    x = torch.randn(64, 3)
-    model(x)  # statistics half-way to something
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fresh, hidden = with_fresh_statistics(model.eval(), [(x[:32],), (x[32:],)]), model[0](x)
-    torch.testing.assert_close(fresh[1].running_mean, hidden.mean(0))
-    torch.testing.assert_close(fresh[1].running_var, torch.stack([half.var(0) for half in hidden.split(32)]).mean(0))
-    assert not fresh.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
-    "module", [peers, schedules, lm, tabular, models, names, results, tables], ids=lambda module: module.__name__
+    "module", [peers, optimizers, lm, tabular, models, names, results, tables], ids=lambda module: module.__name__
 )
 def test_the_examples_in_the_docstrings_hold(module):
     found = doctest.testmod(module)

@@ -8,10 +8,13 @@ import math
 import re
 import struct
 from collections import defaultdict
+from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.textpath import TextPath
 from pandas import DataFrame
 
 from experiments.report import figures, names, page, results, tables
@@ -457,3 +460,20 @@ MEASURES |= {"chunking": "chunk F1, %", "camvid": "IoU of the road, %"}
 def test_the_docs_show_what_the_tuned_runs_say(task):
     text = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
     assert tables.structured(read(RESULTS / "tuned")[task], MEASURES[task]) in text
+
+
+def test_the_widest_table_of_the_page_fits_1400_pixels(monkeypatch):
+    """By the widths of DejaVu Sans, which is wider than what browsers have; only heads and names wrap."""
+    monkeypatch.setattr(page, "drawings", lambda found: {})
+    html = page.render({"small": read(RESULTS / "small", RESULTS / "tuned")}, "")
+    width = cache(lambda text: TextPath((0, 0), unescape(text) or "0", size=14.08).get_extents().width + 16)
+
+    def narrowest(cell: str, first: bool) -> float:
+        text = re.sub("<.*?>", "", cell)
+        wraps = first or cell.startswith("<th") or 'class="long"' in cell
+        return max(map(width, text.split() or [""] if wraps else [text]))
+
+    for table in re.findall("<table>.*?</table>", html, re.DOTALL):
+        rows = [re.findall("<t[hd].*?</t[hd]>", row) for row in re.findall("<tr>.*?</tr>", table)]
+        columns = zip(*rows, strict=True)
+        assert sum(max(narrowest(cell, k == 0) for cell in column) for k, column in enumerate(columns)) <= 1400 - 34

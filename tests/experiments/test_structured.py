@@ -124,7 +124,7 @@ def test_tuned_from_file_to_table(task, command, capsys):
     assert tables.structured(runs, "score").count("\n") == 1 + 9
 
 
-@pytest.mark.parametrize("task", ["ocr-large", "chunking", "camvid"])
+@pytest.mark.parametrize("task", ["ocr-large", "chunking", "camvid", "parsing"])
 def test_fixed_from_file_to_table(task, command):
     """Every optimizer of the other tasks at its one setting; the results are read like theirs."""
     runs = command("fixed-{}", task, "--seeds", "1")
