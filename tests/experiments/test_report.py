@@ -431,18 +431,6 @@ def test_a_study_as_markdown(tmp_path, capsys):
         page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
 
 
-def test_a_text_gets_the_kind_of_table_that_it_asks_for():
-    found = {"cifar10": frame(line(lr=0.1), line(lr=1.0, averaged={"1/4": 62.0}))}
-    text = "a\n<!-- study cifar10 -->\nold\n<!-- end -->\nb\n<!-- settings cifar10 -->\n<!-- end -->\nc"
-    new = page.filled(text, found)
-    assert new.startswith("a\n<!-- study cifar10 -->\n\n| optimizer | loss | setting |")
-    assert "old" not in new
-    assert "62.0 (1/4)" in new[new.index("<!-- settings") :]
-    assert page.filled(new, found) == new
-    with pytest.raises(SystemExit, match="no results of a study named 'mnist'"):
-        page.filled("<!-- beside cifar10 mnist -->\n<!-- end -->", found)
-
-
 @pytest.mark.parametrize(
     ("file", "kind"), [("docs/reproduction.md", "study"), ("README.md", "ranks"), ("docs/index.md", "ranks")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import math
 import os
@@ -129,17 +130,6 @@ def test_a_run_that_another_worker_holds_is_left_to_it(data, tmp_path, monkeypat
     assert order == [*work.study.grid[1:], first]
 
 
-def test_a_run_that_failed_can_be_repeated(data, tmp_path):
-    hidden = data / "away"
-    (data / "cal_housing.data").rename(hidden)
-    try:
-        with pytest.raises(FileNotFoundError, match=r"cal_housing.data is missing"):
-            Sweep(tiny(data), tmp_path).work()
-    finally:
-        hidden.rename(data / "cal_housing.data")
-    assert len(Sweep(tiny(data), tmp_path).work()) == 4 + 4
-
-
 def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(command, tmp_path, capsys):
     found = command()
     grid, chosen = found[:4], found[4:]
@@ -153,6 +143,21 @@ def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(command, t
         assert [(c["lr"], c["seed"], c["epochs"]) for c in of_it] == [(best["config"]["lr"], s, 3) for s in (1, 2)]
     assert command() == found  # all is done: nothing runs
     assert sorted(told(command("--so-far"))) == sorted(told(found))
+
+
+def test_one_bar_counts_the_epochs_of_all_runs_and_names_them_on_a_terminal(data, tmp_path, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    work = Sweep(tiny(data), tmp_path, quiet=False)
+    work.finish(work.study.grid)
+    work.bar.refresh()
+    shown = sys.stderr.getvalue()
+    assert "run 3 of 4, Adam 0.001" in shown
+    assert shown.rstrip().split("\r")[-1].count("8/8") == 1  # 4 runs of 2 epochs
+    assert capsys.readouterr().out == ""
 
 
 def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(command, data, tmp_path):
