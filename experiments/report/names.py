@@ -19,6 +19,7 @@ STUDIES = {
     "snli": "SNLI",
     "california": "California housing",
     "bike": "Bike sharing",
+    "digits": "Digits",
     "sensitivity": "Sensitivity to η",
     "averaging": "Averaged weights",
     "lm": "Language model",
