@@ -2,7 +2,7 @@
 
     python -m experiments.arena --data DIR --seeds 0 1 2 3 4       # some minutes per seed on one core; resumable
 
-Their protocol (github.com/yandex-research/tabular-dl-optimizers): scikit-learn's features, a test set of 20 % and 20 % of
+Their protocol (github.com/yandex-research/tabular-dl-optimizers): scikit-learn's features, a fifth for the test, a fifth of
 the rest for validation, quantiles of a normal distribution, an MLP with dropout, the squared error of the standardised
 target, batches of 256, until 16 epochs bring no better validation error. They tune network and optimizer together; ours
 takes the network that they chose for Muon. "published AdamW" is their own setting, to see that the protocol is theirs.

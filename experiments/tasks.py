@@ -78,7 +78,7 @@ def rows(config: Config) -> Task:
 
 
 def digits(config: Config) -> Task:
-    """1,797 images of 8 × 8, embedded in scikit-learn: an MLP separates the training images, so their loss goes to 0."""
+    """1,797 images of 8 × 8, embedded in scikit-learn: an MLP fits the training images, and their loss goes to 0."""
     known("model", config.model, ["mlp"])
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
