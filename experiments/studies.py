@@ -144,6 +144,9 @@ PLANS = {
     # On 21,605 sentence pairs, runs of one epoch would choose too small an η.
     "snli": Plan({"dataset": "snli", "epochs": 5, **BILSTM}, ("hinge", "ce"), 5),
     "lm": Plan(GPT | {"epochs": 2}, ("smooth-hinge", "ce"), 2, (1, 2, 3)),
+    "digits": Plan(
+        {"dataset": "digits", "model": "mlp", "batch": 64, "epochs": 30}, ("ce",), 30, (1, 2, 3), ("tables",)
+    ),
 }
 PLANS |= {k: Plan({"dataset": k, "model": "mlp", "epochs": 50}, ("l1",), 50, (1, 2, 3), ("tables",)) for k in TABLES}
 EVIDENCE = tuple(PLANS)
@@ -175,13 +178,15 @@ SHORT = {"snli": 2, "lm": 1, "california": 20, "bike": 20}  # epochs, where the 
 def unchosen(name: str, data: str) -> Study:
     """Nothing is chosen. ``fixed-bike``, …: one setting for all tasks, not tuned; every run is complete.
 
-    ``factors-bike``, …: what each part of "nothing set" is worth; ``decades-bike``, …: the error against η. Validation
-    only.
+    ``factors-bike``, …: what each part of "nothing set" is worth; ``decades-bike``, …: the error against η;
+    ``decay-bike``, …: what weight decay adds to it, in complete runs. Validation only.
     """
     kind, _, task = name.partition("-")
     base, epochs = base_of(task, data)
     if kind == "fixed":
         return Study(name, grid(replace(base, epochs=epochs, test=True), kind, seed=(1, 2, 3)), epochs, seeds=())
+    if kind == "decay":
+        return Study(name, grid(replace(base, epochs=epochs), kind, seed=(1,)), epochs, seeds=())
     base = replace(base, epochs=SHORT.get(task, base.epochs))
     return Study(name, grid(base, kind), base.epochs, seeds=())
 
@@ -304,7 +309,7 @@ Maker = Callable[[str, str], Study]
 TASKS = (*EVIDENCE, *STRUCTURED)
 SMALL: dict[str, Maker] = dict.fromkeys(EVIDENCE, evidence)
 SMALL |= {"sensitivity": sensitivity, "averaging": averaging, "parsing": parsing}
-SMALL |= {f"{kind}-{task}": unchosen for kind in ("fixed", "factors", "decades") for task in TASKS}
+SMALL |= {f"{kind}-{task}": unchosen for kind in ("fixed", "factors", "decades", "decay") for task in TASKS}
 SMALL |= {f"first-{task}": first for task in (*STRUCTURED, "sentences", "segments", "matching")}
 SMALL |= {f"ablation-{task}": ablation for task in TASKS} | {"fixed-parsing": unchosen}
 PAPER: dict[str, Maker] = {

@@ -43,7 +43,7 @@ class Table:
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """8 features, the four counts as logarithms; the target is the median house value in dollars."""
-    rows = _read(data / "cal_housing.data", CALIFORNIA, "california")
+    rows = read(data / "cal_housing.data", CALIFORNIA, "california")
     counts = ["total_rooms", "total_bedrooms", "population", "households"]
     rows[counts] = np.log(rows[counts])
     return rows[CALIFORNIA[:-1]].to_numpy(float), rows["median_house_value"].to_numpy(float), 8
@@ -54,7 +54,7 @@ def bike(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
     ``casual`` and ``registered`` add up to the target, so they are not features; nor are the row number and the date.
     """
-    rows = _read(data / "hour.csv", BIKE, "bike")
+    rows = read(data / "hour.csv", BIKE, "bike")
     names = ["yr", "holiday", "workingday", "temp", "atemp", "hum", "windspeed"]
     levels = {"season": (1, 4), "mnth": (1, 12), "hr": (0, 23), "weekday": (0, 6), "weathersit": (1, 4)}
     one_hot = [rows[name].to_numpy()[:, None] == np.arange(low, high + 1) for name, (low, high) in levels.items()]
@@ -100,7 +100,7 @@ def mlp(inputs: int, width: int = 128, depth: int = 2) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
 
-def _read(file: Path, names: list[str], name: str) -> DataFrame:
+def read(file: Path, names: list[str], name: str) -> DataFrame:
     """The rows of a comma-separated file, with its header if it has one."""
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing. {HOW[name]}; --data DIR is the folder")

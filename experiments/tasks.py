@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from experiments import cifar, lm, snli, tabular
@@ -76,6 +77,21 @@ def rows(config: Config) -> Task:
     )
 
 
+def digits(config: Config) -> Task:
+    """1,797 images of 8 × 8, embedded in scikit-learn: an MLP fits the training images, and their loss goes to 0."""
+    known("model", config.model, ["mlp"])
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(images, dtype=torch.float32)[order] / 8 - 1, torch.tensor(labels)[order]
+    parts = [tabular.Table(x[at], y[at], 0.0, 1.0) for at in (slice(800, None), slice(400), slice(400, 800))]
+    return Task(
+        *parts,
+        network=lambda: nn.Sequential(tabular.mlp(64)[:-1], nn.Linear(128, 10)),
+        take=lambda split, index, _: ((split.x[index],), split.y[index]),
+        score=right,
+    )
+
+
 LANGUAGE_MODELS = {  # layers, heads, width, context
     "gpt-2-64": (2, 2, 64, 64),
     "gpt-2-128": (2, 4, 128, 64),
@@ -97,6 +113,7 @@ TASKS: dict[str, Callable[[Config], Task]] = {
     "snli": sentence_pairs,
     "california": rows,
     "bike": rows,
+    "digits": digits,
     "lm": characters,
     "ocr-small": lambda config: ocr.task("small", config.model, Path(config.data)),
     "ocr-large": lambda config: ocr.task("large", config.model, Path(config.data)),

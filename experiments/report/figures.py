@@ -221,28 +221,36 @@ def gamma(studies: Results) -> Figure:
 
 
 @STYLE
-def decades(studies: Results) -> Figure:
-    """Validation of averaged weights against η over five decades: ours, with nothing set as a line, and four peers.
+def decades(studies: Results, averaged: bool = True) -> Figure:
+    """Validation against η over five decades: ours, also with γ ≡ 1 and with nothing set (a line), and four peers.
 
-    Errors, or 100 minus the accuracy. Errors above three times the best are cut; what diverged is left out.
+    Errors, or 100 minus the accuracy; what diverged is left out.
     """
-    figure, (row,) = panels(1, 3.0, columns=len(studies), width=1.5 * WIDTH)
-    for ax, (name, runs) in zip(row, studies.items(), strict=True):
+    figure, rows = panels(math.ceil(len(studies) / 2), 2.6, columns=min(len(studies), 2), width=1.5 * WIDTH)
+    for ax, (name, runs) in zip(rows.flat, studies.items(), strict=False):
         lower = bool(runs.lower.iloc[0])
         runs = runs.assign(val=runs.val if lower else 100 - runs.val, lower=True)
-        for line in along_eta(runs, averaged=True).values():
-            method = line[0].method
-            if method.auto:
-                ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look_of(line[0]) | {"ls": (0, (4, 1.5))})
-            else:
-                said = "proxsvm at this η" if method.optimizer == "dfw" else names.OPTIMIZERS[method.optimizer]
-                plot_eta(ax, line, label=said, **look_of(line[0]) | {"ls": "-"})
-        ax.set(title=names.study(name), xscale="log", xlabel="η, or learning rate")
+        for line in along_eta(runs, averaged).values():
+            optimizer, look = line[0].optimizer, look_of(line[0]) | {"ls": "-"}
+            if optimizer == "dfw-full":
+                look |= {"color": COLORS["dfw"], "ls": ":"}
+            if not line[0].method.auto:
+                plot_eta(ax, line, label=DECADES.get(optimizer, names.OPTIMIZERS[optimizer]), **look)
+            elif optimizer == "dfw":
+                ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look | {"ls": (0, (4, 1.5))})
+        ax.set(title=names.study(name), xscale="log", yscale="log", xlabel="η, or learning rate")
         ax.set_ylabel(unit(runs) if lower else "validation error, %")
-        ax.set_ylim(top=min(ax.get_ylim()[1], 3 * runs.val.min()))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    legend(figure, row[0])
+        ax.minorticks_off()
+    for ax in rows.flat[len(studies) :]:
+        ax.remove()
+    legend(figure, rows[0, 0])
     return figure
+
+
+ORDER = ("decades-digits", "decades-california")  # an interpolating task and one that is not
+DECADES = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
 
 
 def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
@@ -284,9 +292,21 @@ class Drawing:
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
     found = []
-    for kind, draw in {"ablation-": gamma, "decades-": decades}.items():
-        if studies := {study: runs for study, runs in results.items() if study.startswith(kind)}:
-            found.append(Drawing(draw.__name__, "", partial(draw, studies)))
+    of = {
+        kind: {name: runs for name, runs in results.items() if name.startswith(kind)}
+        for kind in ("ablation-", "decades-")
+    }
+    if studies := of["ablation-"]:
+        found.append(Drawing("gamma", "", partial(gamma, studies)))
+    if studies := dict(
+        sorted(of["decades-"].items(), key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
+    ):
+        first = dict(list(studies.items())[:2])
+        found += [
+            Drawing("decades", "", partial(decades, first)),
+            Drawing("decades-all", "", partial(decades, studies)),
+        ]
+        found.append(Drawing("decades-last", "", partial(decades, studies, averaged=False)))
     for study, runs in results.items():
         for kind, (draw, shown) in _possible(study, runs).items():
             name = kind if study == kind else f"{kind}-{study}"

@@ -20,6 +20,7 @@ STUDIES = {
     "snli": "SNLI",
     "california": "California housing",
     "bike": "Bike sharing",
+    "digits": "Digits",
     "sensitivity": "Sensitivity to η",
     "averaging": "Averaged weights",
     "lm": "Language model",
@@ -30,6 +31,7 @@ STUDIES = {
     "ablation": "Ablation",
     "factors": "What each part is worth",
     "decades": "Five decades of η",
+    "decay": "Weight decay",
     "first": "First runs",
     "sentences": "kinds of chunks",
     "parsing": "Dependency parsing",
@@ -37,7 +39,13 @@ STUDIES = {
     "matching": "letters in order",
 }
 PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
-KINDS = ("fixed", "ablation", "factors", "decades")  # studies of all tasks, which have tables and figures in common
+KINDS = (
+    "fixed",
+    "ablation",
+    "factors",
+    "decades",
+    "decay",
+)  # studies of all tasks, which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"
 

@@ -84,6 +84,7 @@ TOGETHER = {  # tables of several studies
     "last-epoch": partial(tables.fixed, value="last"),
     "timed": tables.timed,
     "factors": tables.factors,
+    "decay": tables.decay,
 }
 
 

@@ -262,6 +262,18 @@ def _changed(run: Any) -> str:
     return ", ".join(name for name, given in changed.items() if given) or "nothing set"
 
 
+def decay(studies: Results) -> Table:
+    """What weight decay adds to "nothing set": validation of the best epoch and, in brackets, of the last."""
+    columns = []
+    for runs in studies.values():
+        lower = bool(runs.lower.iloc[0])
+        shown = [f"{_cell(run.val, lower)} ({_cell(run.last, lower)})" for run in runs.itertuples()]
+        columns.append(dict(zip([config.weight_decay for config in runs.config], shown, strict=True)))
+    found = sorted({value for column in columns for value in column})
+    rows = [[f"{value:g}", *(column.get(value, "—") for column in columns)] for value in found]
+    return Table("Weight decay", ["weight decay", *map(names.study, studies)], rows)
+
+
 def gammas(studies: Results) -> Table:
     """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
     table = Table("γ at one fixed setting", ["", *map(names.study, studies)])

@@ -1,0 +1,154 @@
+"""A public arena that nobody here chose: California housing of "Benchmarking Optimizers for Tabular MLPs" (2604.15297).
+
+    python -m experiments.arena --data DIR --seeds 0 1 2 3 4       # some minutes per seed on one core; resumable
+
+Their protocol (github.com/yandex-research/tabular-dl-optimizers): scikit-learn's features, a fifth of the rows for the
+test and a fifth of the rest for validation, quantiles of a normal distribution, an MLP with dropout, the squared error
+of the standardised target, batches of 256, until 16 epochs bring no better validation error. They tune network and
+optimizer together; ours takes the network that they chose for Muon. "published AdamW" is their own setting, to check
+that the protocol is theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pandas import DataFrame
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import QuantileTransformer
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from experiments.tabular import CALIFORNIA, read
+from proxsvm import ProxOptimizer
+from proxsvm.losses import SquaredError
+from proxsvm.metrics import Diagonal
+from proxsvm.optimizer import no_decay
+from proxsvm.solvers import SingleStepFW
+
+RESULTS = Path("experiments/results/arena.jsonl")
+BATCH, PATIENCE = 256, 16
+NETWORKS = {"AdamW": (2, 784, 0.3690073279296028), "Muon": (5, 208, 0.2396316883730869)}  # blocks, width, dropout
+ROWS = {  # the network that it takes, and what is set
+    "published AdamW": ("AdamW", {}),
+    "nothing set": ("Muon", {}),
+    "weight_decay=0.3": ("Muon", {"weight_decay": 0.3}),
+    "Diagonal()": ("Muon", {"metric": Diagonal()}),
+    "Diagonal(), weight_decay=0.3": ("Muon", {"metric": Diagonal(), "weight_decay": 0.3}),
+}
+
+
+def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
+    """Features and standardised targets of each part, and the deviation of the target in units of 100,000 dollars."""
+    rows = read(data / "cal_housing.data", CALIFORNIA, "california")
+    lived = rows["households"]
+    columns = ["median_income", "housing_median_age", "AveRooms", "AveBedrms", "population", "AveOccup"]
+    rows = rows.assign(AveRooms=rows["total_rooms"] / lived, AveBedrms=rows["total_bedrooms"] / lived)
+    rows = rows.assign(AveOccup=rows["population"] / lived)
+    x = rows[[*columns, "latitude", "longitude"]].to_numpy(np.float32)
+    y = (rows["median_house_value"] / 1e5).to_numpy(np.float32)
+    rest, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)
+    train, val = train_test_split(rest, test_size=0.2, random_state=1)
+    quantiles = QuantileTransformer(
+        n_quantiles=max(min(len(train) // 30, 1000), 10),
+        output_distribution="normal",
+        subsample=None,
+        random_state=0,
+    )
+    noise = np.random.RandomState(0).normal(0.0, 1e-5, (len(train), x.shape[1])).astype(np.float32)
+    quantiles.fit(x[train] + noise)
+    mean, deviation = float(y[train].mean()), float(y[train].std())
+    parts = {"train": train, "val": val, "test": test}
+    found = {
+        name: (quantiles.transform(x[at]).astype(np.float32), (y[at] - mean) / deviation) for name, at in parts.items()
+    }
+    return {name: (torch.from_numpy(a), torch.from_numpy(b)[:, None]) for name, (a, b) in found.items()}, deviation
+
+
+def network(inputs: int, blocks: int, width: int, dropout: float) -> nn.Sequential:
+    """Blocks of a linear map, ReLU and dropout, and one output.
+
+    >>> network(8, 2, 16, 0.1)(torch.zeros(3, 8)).shape
+    torch.Size([3, 1])
+    """
+    sizes = [inputs] + [width] * blocks
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout))]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def optimizer_of(name: str, model: nn.Module, criterion: SquaredError) -> torch.optim.Optimizer:
+    if name == "published AdamW":  # biases do not decay
+        rest = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
+        decaying = {"params": [p for p in model.parameters() if p.dim() > 1]}
+        return torch.optim.AdamW([decaying, rest], lr=0.0002722214565241805, weight_decay=0.4555843429087667)
+    return ProxOptimizer(criterion, SingleStepFW(), no_decay(model), follow=model, **ROWS[name][1])
+
+
+def run(
+    name: str, seed: int, data: dict[str, tuple[Tensor, Tensor]], scale: float, most: int = 10**6
+) -> dict[str, Any]:
+    """The errors of the epoch with the best validation error; root mean squares, in units of 100,000 dollars."""
+    torch.manual_seed(seed)
+    (x, y), criterion, began = data["train"], SquaredError(), time.perf_counter()
+    model = network(x.shape[1], *NETWORKS[ROWS[name][0]])
+    optimizer, order = optimizer_of(name, model, criterion), torch.Generator().manual_seed(seed)
+    best: dict[str, Any] = {"val": float("inf"), "epoch": 0}
+    bar = tqdm(desc=f"{name}, seed {seed}", unit="epoch", disable=None)
+    for epoch in range(1, most + 1):
+        model.train()
+        for at in torch.randperm(len(x), generator=order).split(BATCH):
+            optimizer.zero_grad()
+            criterion(model(x[at]), y[at]).backward()
+            if not isinstance(optimizer, ProxOptimizer):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            errors = {
+                p: scale * float((model(data[p][0]) - data[p][1]).square().mean().sqrt()) for p in ("val", "test")
+            }
+        bar.update()
+        if errors["val"] < best["val"]:
+            best = {**errors, "epoch": epoch}
+        if epoch - best["epoch"] >= PATIENCE:
+            break
+    bar.close()
+    return {"optimizer": name, "network": ROWS[name][0], "seed": seed, **best, "seconds": time.perf_counter() - began}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Mean ± sample standard deviation of the test error."""
+    groups = DataFrame(results).groupby(["optimizer", "network"], sort=False)
+    rows = ["| optimizer | network of | test error (RMSE) | best epoch | seeds |", "|---|---|---|---|---|"]
+    for (name, of), g in groups:
+        rows.append(f"| {name} | {of} | {g.test.mean():.4f} ± {g.test.std():.4f} | {g.epoch.mean():.0f} | {len(g)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with cal_housing.data")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), help="these rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="runs that it contains are not repeated")
+    args = parser.parse_args()
+    data, scale = load(args.data)
+    known = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    for seed in args.seeds:
+        for name in args.only:
+            if not any((done["optimizer"], done["seed"]) == (name, seed) for done in known):
+                known.append(run(name, seed, data, scale))
+                with args.results.open("a") as file:
+                    file.write(json.dumps(known[-1]) + "\n")
+    print(table(known))
+
+
+if __name__ == "__main__":
+    main()
