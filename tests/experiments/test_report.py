@@ -306,9 +306,15 @@ def test_what_each_part_is_worth_and_five_decades():
     }
     peers = [line("decades-lm", "soap", lr, dataset="lm", loss="ce", averaged={"0.995": 2.0}) for lr in (0.1, 0.01)]
     drawn = figures.drawings({"decades-lm": frame(made[0], *made[4:], *peers)})
-    assert list(drawn) == ["decades"]
-    shown = [text.get_text() for text in drawn["decades"].draw().legends[0].get_texts()]
-    assert shown == ["proxsvm at this η", "proxsvm, nothing set", "SOAP"]
+    assert list(drawn) == ["decades", "decades-all", "decades-last"]
+    for drawing in drawn.values():
+        shown = [text.get_text() for text in drawing.draw().legends[0].get_texts()]
+        assert shown == ["proxsvm at this η", "proxsvm, nothing set", "SOAP"]
+
+
+def test_weight_decay_with_the_best_epoch_and_the_last():
+    made = [line("decay-lm", dataset="lm", **NOTHING | {"weight_decay": d}, val=1.0 + d) for d in (0.3, 0.0)]
+    assert tables.decay({"decay-lm": frame(*made)}).rows == [["0", "1.000 (1.000)"], ["0.3", "1.300 (1.300)"]]
 
 
 def test_the_best_of_ours_beside_the_best_of_the_others():

@@ -202,10 +202,13 @@ def test_the_studies_hold_what_they_promise(scale, name):
     assert len(set(study.grid)) == len(study.grid)
     assert "dfw" in optimizers
     assert all(run.test == (kind in ("fixed", "first")) for run in study.grid)
-    for optimizer, loss in methods if kind not in ("fixed", "first", "factors") else ():
+    for optimizer, loss in methods if kind not in ("fixed", "first", "factors", "decay") else ():
         etas = {run.lr for run in study.grid if (run.optimizer, run.loss) == (optimizer, loss)}
         assert optimizer in ("prodigy", "dog", "sgd", "multistep") or len(etas) >= 3
-    if kind not in ("first", "ablation", "factors", "sensitivity", "averaging", "parsing") and scale != "paper":
+    if (
+        kind not in ("first", "ablation", "factors", "decay", "sensitivity", "averaging", "parsing")
+        and scale != "paper"
+    ):
         assert optimizers >= {"nadamw", "soap"}
     if name == "snli":  # Table 3: every baseline with both losses
         assert {("adam", "ce"), ("adam", "hinge"), ("dfw", "hinge"), ("sgd", "hinge")} <= methods
@@ -215,12 +218,12 @@ def test_the_studies_hold_what_they_promise(scale, name):
         assert {("muon", 0.001), ("muon", 0.01)} <= set(peers)
         assert {run.average for run in study.grid if not run.averages} == {"0.995"}  # ours, the only ones without
         assert [len(study.with_seeds(seeds).grid) for seeds in ([1], [2, 3], [4])] == [18, 36, 0]
-    if kind in ("fixed", "factors", "decades"):
+    if kind in ("fixed", "factors", "decades", "decay"):
         assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
 
 
 def test_one_setting_is_tried_on_the_eleven_tasks_and_on_parsing():
-    tasks = {*EVIDENCE, *STRUCTURED, "parsing"}
+    tasks = {*EVIDENCE, *STRUCTURED, "digits", "parsing"}
     assert {name.removeprefix("fixed-") for name in SCALES["small"] if name.startswith("fixed-")} == tasks
 
 
