@@ -249,13 +249,9 @@ class Bucket:
             self._carried[name] = self._map(self.matrix.carry, kept)
         return self._carried[name].clone()
 
-    def squared(self, x: Tensor) -> Tensor:
-        """⟨x, M x⟩ of coordinates x."""
-        return self.matrix.inside.squared([x] if self.group.metric.elementwise else self.views(x))
-
-    def dual_squared(self, x: Tensor) -> Tensor:
-        """⟨x, M⁻¹ x⟩ of coordinates x."""
-        return self.matrix.inside.dual_squared([x] if self.group.metric.elementwise else self.views(x))
+    def inside(self, x: Tensor, times: bool = False) -> Tensor:
+        """M⁻¹ x of coordinates x; M x with ``times``."""
+        return self._map(self.matrix.inside.times if times else self.matrix.inside.solve, x)
 
     # The two passes of a single step.
 
@@ -278,14 +274,15 @@ class Bucket:
         if past:
             q = self.carried("q")
             x = torch.add(q * b, g, alpha=a)
-        y = self._first = self._map(self.matrix.inside.solve, x)
+        y = self._first = self.inside(x)
         if past:
             qx = torch.dot(q, y)
         if auto:
-            gg, uu = self.dual_squared(g), self.squared(self.carried("moved"))
+            moved = self.carried("moved")
+            gg, uu = torch.dot(g, self.inside(g)), torch.dot(moved, self.inside(moved, times=True))
         if decay or (auto and starting):
             w = self._map(self.matrix.rotate, self.flat(self.w))
-            wx, ww = torch.dot(w, x), self.squared(w)
+            wx, ww = torch.dot(w, x), torch.dot(w, self.inside(w, times=True))
             qw = torch.dot(q, w) if past else zero
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
@@ -312,7 +309,7 @@ class Bucket:
         if x is None and self._loops is not None:
             return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
-            self._first = self._map(self.matrix.inside.solve, self._map(self.matrix.rotate, self.flat(x)))
+            self._first = self.inside(self._map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
         inside, self._first = self._first.mul_(-self.eta * factor), None
         d = self._map(self.matrix.rotate_back, inside)
