@@ -306,24 +306,12 @@ class ProxProblem(Problem):
         if loss.reduction == "none":
             raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         p = loss.coefficients(scores, target, sample_weight)
-        return cls.from_origin(Origin(loss, scores, target, p), params, lr=lr, weight_decay=weight_decay, metric=metric)
-
-    @classmethod
-    def from_origin(
-        cls,
-        origin: Origin,
-        params: Params,
-        *,
-        lr: Number | None = None,
-        weight_decay: float = 0.0,
-        metric: Metric | None = None,
-    ) -> ProxProblem:
-        """The problem of a loss value, from the ``origin`` that the value carries."""
-        return cls.of(origin, Geometry(*flatten(params, lr, weight_decay, metric))).observe()
+        geometry = Geometry(*flatten(params, lr, weight_decay, metric))
+        return cls.of(Origin(loss, scores, target, p), geometry).observe()
 
     @classmethod
     def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
-        """The same in an existing geometry, which has yet to :meth:`observe` the first direction."""
+        """The problem of a loss value, from its ``origin``, in a geometry that has yet to :meth:`observe` it."""
         return cls(geometry, origin, Linearization(origin.scores, geometry.params))
 
     def observe(self) -> ProxProblem:

@@ -8,7 +8,7 @@ compared.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import NamedTuple
@@ -81,7 +81,9 @@ def _views(
     its memory alive, so that no address is reused.
     """
     if name == "g":
-        return [flat(x) for x in (tensors if _same_layout(w, tensors) else _copied(w, tensors))]
+        if not _same_layout(w, tensors):
+            tensors = [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, tensors, strict=True)]
+        return [flat(x) for x in tensors]
     at = list(zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True))
     if name not in known or known[name][0] != at:
         compare(name, w, tensors)
@@ -115,11 +117,6 @@ def _same_layout(w: Tensors, x: Tensors) -> bool:
     return all(a.stride() == b.stride() for a, b in zip(w, x, strict=True))
 
 
-def _copied(w: Tensors, x: Tensors) -> list[Tensor]:
-    """Copies of ``x`` in the memory order and dtype of ``w``."""
-    return [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, x, strict=True)]
-
-
 def flat(t: Tensor) -> Array:
     """The memory of a dense tensor as a flat array.
 
@@ -137,7 +134,8 @@ class Loops:
         self._w, self._has, past = w, arrays.keys(), "q" if "q" in arrays else "z"
         names = ("w", "g", "v", past, "moved", "average")
         self._arrays = list(zip(*(arrays.get(name, arrays["w"]) for name in names), strict=True))
-        self._chunks = _chunks(arrays["w"])
+        sizes = enumerate(map(len, arrays["w"]))
+        self._chunks = [(i, k, min(k + CHUNK, n)) for i, n in sizes for k in range(0, n, CHUNK)]  # index, begin, end
         self._scalars = np.zeros(13, dtype=arrays["w"][0].dtype)
 
     def products(
@@ -182,15 +180,6 @@ class Loops:
                 loop(*self._arrays[i], self._scalars, begin, end, out, k)
 
         _on_threads(run, sum(end - begin for _, begin, end in self._chunks))
-
-
-def _chunks(arrays: Sequence[Array]) -> list[tuple[int, int, int]]:
-    """Arrays cut into chunks: index, first element, and the one after the last.
-
-    >>> _chunks([np.zeros(3), np.zeros(CHUNK + 1)])
-    [(0, 0, 3), (1, 0, 262144), (1, 262144, 262145)]
-    """
-    return [(i, k, min(k + CHUNK, len(a))) for i, a in enumerate(arrays) for k in range(0, len(a), CHUNK)]
 
 
 # Threads. The loops release the GIL. A pool does not survive a fork, so a child starts its own.
