@@ -22,7 +22,6 @@ from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
 from proxsvm._extras import load
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import L1Regression, MultiClassHinge
-from proxsvm.point import Combination
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
@@ -113,8 +112,7 @@ class FullStep(SingleStepFW):
     """γ ≡ 1: the difference to :class:`SingleStepFW` is what the line search adds."""
 
     def solve(self, problem: ProxProblem) -> DualPoint:
-        first = problem.first()
-        return DualPoint(Combination((torch.ones_like(first.lam), first.delta)), first.lam, first.gamma, 1)
+        return problem.first()
 
 
 def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:

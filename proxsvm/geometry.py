@@ -7,15 +7,14 @@ With H = M/η in each group and r = decay · M w, the inner product of the dual 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.step import Kernels, Loops, Moments, Streams, Sums
+from proxsvm._kernels.step import Kernels, Loops, Sums
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
@@ -24,10 +23,42 @@ from proxsvm.metrics.euclidean import Euclidean
 
 Number: TypeAlias = "float | Tensor"
 Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
+Write: TypeAlias = Callable[[], object]  # changes something in place; a second call changes nothing more
 EUCLIDEAN = Euclidean()
+LARGEST = torch.finfo(torch.float32).max
+ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
+NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "lr": ("η ≥ 0, finite in float32", lambda x: -ROUNDING <= x <= LARGEST),
+    "momentum": ("μ in [0, 1)", lambda x: 0 <= x < 1),
+    "memory": ("μ in [0, 1)", lambda x: 0 <= x < 1),
+    "weight_decay": ("0 or more", lambda x: 0 <= x < float("inf")),
+    "average": ("None, or the largest weight of the average, in [0, 1)", lambda x: x is None or 0 <= x < 1),
+    "max_grad_norm": ("a length above 0, or None", lambda x: x is None or x > 0),
+}
 
 
 # Parameter groups.
+
+
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise unless each option is valid. A tensor on an accelerator is not read.
+
+    >>> check_numbers({"lr": -1.0})
+    Traceback (most recent call last):
+    ValueError: lr is -1.0; expected η ≥ 0, finite in float32
+    """
+    for name, value in options.items():
+        expected, holds = NUMBERS[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; expected a number or a 0-dim tensor")
+        if isinstance(value, Tensor) and (type(value) is not Tensor or not value.is_cpu):
+            continue
+        try:
+            fine = holds(value if value is None or isinstance(value, str) else float(value))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} is {value!r}; expected a number, {expected}") from error
+        if not fine:
+            raise ValueError(f"{name} is {float(value)}; expected {expected}")
 
 
 class Group(NamedTuple):
@@ -49,7 +80,7 @@ class Group(NamedTuple):
 def flatten(
     params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
 ) -> tuple[list[Tensor], list[Group]]:
-    """Parameters or group dicts as one list, and the groups with their indices in it."""
+    """Parameters or group dicts as one list, and the groups with their indices in it; options are checked."""
     given = list(params)
     dicts: list[Mapping[str, Any]] = [g for g in given if isinstance(g, Mapping)]
     if not dicts:
@@ -59,46 +90,27 @@ def flatten(
     flat: list[Tensor] = []
     groups: list[Group] = []
     for g in dicts:
-        eta = g.get("lr", lr)
-        if eta is None:
+        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
+        eta, decay = g.get("lr", lr), g.get("weight_decay", weight_decay)
+        auto, mu, average = g.get("auto", False), g.get("momentum", 0.0), g.get("average")
+        if eta is None and "lr" not in g:
             raise ValueError("no lr: pass lr=η, or groups with an 'lr' of their own")
         if isinstance(eta, str):
             raise ValueError(
                 f"lr is {eta!r}; expected a number here: 'auto' needs the history of an optimizer whose group was "
                 "created with it"
             )
-        if isinstance(eta, Tensor) and eta.dim():  # set by hand, after the group was checked
+        if not torch.compiler.is_compiling():
+            check_numbers({"lr": eta, "weight_decay": decay, "momentum": mu, "average": average})
+        if isinstance(eta, Tensor) and eta.dim():
             eta = eta.reshape(())
-        members = [g["params"]] if isinstance(g["params"], Tensor) else list(g["params"])
         if members:
-            at = range(len(flat), len(flat) + len(members))
-            auto, mu = g.get("auto", False), g.get("momentum", 0.0)
             eta = eta * (1 - mu) if auto and mu else eta  # the paper's momentum multiplies a step by 1/(1 − μ)
-            decay = g.get("weight_decay", weight_decay)
-            chosen = check_metric(g.get("metric", metric))
-            groups.append(Group(eta, decay, at, chosen, auto, mu, g.get("average")))
+            at, chosen = range(len(flat), len(flat) + len(members)), check_metric(g.get("metric", metric))
+            groups.append(Group(eta, decay, at, chosen, auto, mu, average))
             flat += members
     if not flat:
         raise ValueError("params is empty (a generator that was already used up?)")
-    return flat, groups
-
-
-def by_hand(
-    params: Params, lr: Number | None, weight_decay: float, metric: Metric | None = None
-) -> tuple[list[Tensor], list[Group]]:
-    """The same for a problem that is built by hand, whose options no optimizer has checked.
-
-    >>> by_hand([Tensor([1.0])], lr=-1.0, weight_decay=0.0)
-    Traceback (most recent call last):
-    ValueError: lr is -1.0; expected η ≥ 0, finite
-    """
-    flat, groups = flatten(params, lr, weight_decay, metric)
-    for group in groups:
-        eta = group.eta
-        if (not isinstance(eta, Tensor) or eta.is_cpu) and not 0 <= float(eta) < math.inf:
-            raise ValueError(f"lr is {float(eta)}; expected η ≥ 0, finite")
-        if not 0 <= group.decay < math.inf:
-            raise ValueError(f"weight_decay is {group.decay}; expected 0 or more")
     return flat, groups
 
 
@@ -115,21 +127,18 @@ def check_metric(metric: Any) -> Metric:
 # Buckets: what one pass over memory covers.
 
 
-@dataclass
-class Kept:
-    """What an optimizer keeps for the parameters of a bucket between steps, lists with one tensor per parameter.
+class Kept(NamedTuple):
+    """What an optimizer keeps for the parameters of a bucket between steps.
 
-    ``metric``: the state of the metric; ``steps``: how many steps they have taken, None where nobody needs it; ``q``:
-    the past (memory); ``z``: the velocity; ``mean``: their average; ``moved``: the sum of their steps, for lr="auto";
-    each None where there is none. q and ``moved`` are in the metric's own coordinates.
+    ``metric``: the state of the metric for each parameter; ``steps``: how many steps they have taken, None where nobody
+    needs it; ``vectors``: lists with one tensor per parameter, those that there are of ``q``, the past (memory), ``z``,
+    the velocity, ``average``, and ``moved``, the sum of the steps (lr="auto"). q and ``moved`` are in the metric's own
+    coordinates.
     """
 
     metric: list[State]
     steps: Tensor | None
-    q: Tensors | None = None
-    z: Tensors | None = None
-    mean: Tensors | None = None
-    moved: Tensors | None = None
+    vectors: dict[str, list[Tensor]]
 
 
 class Bucket:
@@ -147,7 +156,7 @@ class Bucket:
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
-        self._first: Tensor | None = None  # M⁻¹x of the direction of products(), likewise
+        self._first: Tensor | None = None  # M⁻¹x of the direction of products(), in the metric's own coordinates
         self._carried: dict[str, Tensor] = {}  # what is kept, in new coordinates
 
     def own(self, x: Tensors) -> list[Tensor]:
@@ -188,23 +197,19 @@ class Bucket:
         compare("gradient", self.w, gradients)
         require_dense(gradients)
         self._gradients, self._matrix, self._loops, self._carried = (gradients, scale), None, None, {}
-        if kernels is not None and type(self.group.metric) in (Euclidean, Diagonal):
-            kept = self.kept
-            past = kept.z if kept.q is None else kept.q
-            v = [own["v"] for own in kept.metric] if self.group.metric.state else None
-            self._loops = kernels.bind(self.at[0], self.w, Streams(gradients, v, past, kept.moved, kept.mean))
+        metric, vectors = self.group.metric, {"w": self.w, "g": gradients, **self.kept.vectors}
+        if kernels is not None and type(metric) in (Euclidean, Diagonal):
+            vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
+            self._loops = kernels.bind(self.at[0], vectors)
         elif kernels is not None and kernels.fused:
-            raise RuntimeError(f"fused=True, but there are no compiled loops for {self.group.metric}: leave fused=None")
+            raise RuntimeError(f"fused=True, but there are no compiled loops for {metric}: leave fused=None")
         if self._loops is None:  # which have compared it
             self.check()
 
-    def _moments(self) -> Moments | None:
-        metric, kept = self.group.metric, self.kept
-        if not isinstance(metric, Diagonal):
-            return None
-        assert kept.steps is not None
-        correction = bias_correction(metric.beta2, kept.steps)
-        return Moments(metric.beta2, metric.eps, correction)
+    def check(self) -> None:
+        """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
+        for name, tensors in self.kept.vectors.items():
+            compare(name, self.w, tensors)
 
     @property
     def matrix(self) -> Matrix:
@@ -237,20 +242,16 @@ class Bucket:
 
     def carried(self, name: str) -> Tensor:
         """What is kept under a name in the coordinates of the last step, in those of this one."""
-        kept = self.flat(getattr(self.kept, name))
+        kept = self.flat(self.kept.vectors[name])
         if not self.matrix.turned:
             return kept
         if name not in self._carried:
             self._carried[name] = self._map(self.matrix.carry, kept)
         return self._carried[name].clone()
 
-    def squared(self, x: Tensor) -> Tensor:
-        """⟨x, M x⟩ of coordinates x."""
-        return self.matrix.inside.squared([x] if self.group.metric.elementwise else self.views(x))
-
-    def dual_squared(self, x: Tensor) -> Tensor:
-        """⟨x, M⁻¹ x⟩ of coordinates x."""
-        return self.matrix.inside.dual_squared([x] if self.group.metric.elementwise else self.views(x))
+    def inside(self, x: Tensor, times: bool = False) -> Tensor:
+        """M⁻¹ x of coordinates x; M x with ``times``."""
+        return self._map(self.matrix.inside.times if times else self.matrix.inside.solve, x)
 
     # The two passes of a single step.
 
@@ -259,120 +260,165 @@ class Bucket:
 
         ``starting``: whether ⟨w, M w⟩ is needed, because it may be the first step of lr="auto".
         """
-        kept, decay = self.kept, self.group.decay != 0
+        kept, metric, decay = self.kept, self.group.metric, self.group.decay != 0
+        past, auto = "q" in kept.vectors, "moved" in kept.vectors
         if self._loops is not None:
-            return self._loops.products(a, b, self._gradients[1], self._moments(), kept.q is not None, decay)
+            moments = None
+            if isinstance(metric, Diagonal):
+                assert kept.steps is not None
+                moments = metric.beta2, metric.eps, bias_correction(metric.beta2, kept.steps).item()
+            return self._loops.products(a, b, self._gradients[1], moments, decay)
         x = g = self.rotated_gradient()
         zero = g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
-        q = None if kept.q is None else self.carried("q")
-        if q is not None:
+        if past:
+            q = self.carried("q")
             x = torch.add(q * b, g, alpha=a)
-        y = self._first = self._map(self.matrix.inside.solve, x)
-        if q is not None:
+        y = self._first = self.inside(x)
+        if past:
             qx = torch.dot(q, y)
-        if kept.moved is not None:
-            gg, uu = self.dual_squared(g), self.squared(self.carried("moved"))
-        if decay or (kept.moved is not None and starting):
+        if auto:
+            moved = self.carried("moved")
+            gg, uu = torch.dot(g, self.inside(g)), torch.dot(moved, self.inside(moved, times=True))
+        if decay or (auto and starting):
             w = self._map(self.matrix.rotate, self.flat(self.w))
-            wx, ww = torch.dot(w, x), self.squared(w)
-            qw = zero if q is None else torch.dot(q, w)
+            wx, ww = torch.dot(w, x), torch.dot(w, self.inside(w, times=True))
+            qw = torch.dot(q, w) if past else zero
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
-    def check(self) -> None:
-        """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
-        kept = self.kept
-        for what, tensors in (("past", kept.q), ("velocity", kept.z), ("average", kept.mean), ("distance", kept.moved)):
-            if tensors is not None:
-                compare(what, self.w, tensors)
-
-    def advance(self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float) -> Tensor:
-        """Move w by −η (factor · M⁻¹x + decay · w), and everything that is kept with it; in place.
+    def update(
+        self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float
+    ) -> tuple[list[Write], Tensor]:
+        """What moves w by −η (factor · M⁻¹x + decay · w), and everything that is kept with it; and whether it stays.
 
         With t = η factor M⁻¹x and drop = η decay,
 
             z ← μ z − t − gamma · drop · w       w ← w − drop · w − t + μ z       q ← μ q + (1 − μ) g
-            w̄ ← w̄ − rate · (w̄ − w),    rate = max(1 − average, 9 / (10 + steps))
+            w̄ ← w̄ − rate · (w̄ − w)
 
-        and nothing at all where η = 0: the paper's z contains η and would keep moving. Returns whether it stayed.
+        and nothing at all where η = 0: the paper's z contains η and would keep moving.
 
         ``x``: the bucket's part of a direction; None for that of :meth:`products`. ``gamma``: the mass of the point.
         ``skip``: a 0-dim bool tensor, whether nothing may change. ``memory``: μ of the past, 0 without one.
         """
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
-        push, drop = self.eta * factor, self.eta * self.group.decay
-        lift = drop * gamma
-        rate: Number = 0.0
-        if average is not None:
-            assert kept.steps is not None
-            rate = torch.clamp(9 / (10 + kept.steps), min=1 - average)
+        drop = self.eta * self.group.decay
+        lift, rate = drop * gamma, 0.0 if average is None else averaging_rate(average, kept.steps)
         if isinstance(self.eta, Tensor) or self.eta == 0:
             skip = skip | (self.eta == 0)
         if x is None and self._loops is not None:
-            if not skip:
-                diagonal, memory_, momentum = bool(self.group.metric.state), kept.q is not None, kept.z is not None
-                self._loops.advance((push, lift, drop, mu, rate), diagonal, memory_, momentum)
-            return skip
+            return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
-            self._first = self._map(self.matrix.inside.solve, self._map(self.matrix.rotate, self.flat(x)))
-        assert self._first is not None, "products() comes before advance()"
-        inside, self._first = self._first.mul_(push), None
-        change = self._map(self.matrix.rotate_back, inside)
+            self._first = self.inside(self._map(self.matrix.rotate, self.flat(x)))
+        assert self._first is not None, "products() comes before update()"
+        inside, self._first = self._first.mul_(-self.eta * factor), None
+        d = self._map(self.matrix.rotate_back, inside)
+        new: dict[str, Tensor] = {}
         w = self.flat(self.w) if self.group.decay else None
-        if kept.z is not None:
-            fall = self.flat(kept.z).mul_(1 - mu).add_(change)
+        if "z" in kept.vectors:
+            change = self.flat(kept.vectors["z"]).mul_(mu - 1).add_(d)
             if w is not None:
-                fall.addcmul_(w, lift)
-            self._subtract(kept.z, fall, skip)
-            del fall  # at most three copies of the parameters at a time
-            torch._foreach_sub_(self.views(change), [z.detach() for z in kept.z], alpha=mu)
+                change.addcmul_(w, lift, value=-1)
+            new["z"] = self._plus(kept.vectors["z"], change, skip)
+            d.add_(self._rounded(new["z"]), alpha=mu)
         if w is not None:
-            change.addcmul_(w, drop) if isinstance(drop, Tensor) else change.add_(w, alpha=drop)
-        self._subtract(self.w, change, skip)
-        if kept.moved is not None:
-            if kept.z is not None or w is not None:
-                inside = self._map(self.matrix.rotate, change)
-            self._subtract(kept.moved, self._turned("moved", inside), skip)
-        if kept.q is not None:
-            fall = self.carried("q").sub_(self.rotated_gradient()).mul_(1 - mu)
-            self._subtract(kept.q, self._turned("q", fall), skip)
-        if kept.mean is not None:
-            self._subtract(kept.mean, self.flat(kept.mean).sub_(self.flat(self.w)).mul_(rate), skip)
-        if self.group.metric.state:
-            self._commit(skip)
-        return skip
+            d.addcmul_(w, drop, value=-1) if isinstance(drop, Tensor) else d.sub_(w, alpha=drop)
+        if "moved" in kept.vectors:
+            inside = self._map(self.matrix.rotate, d) if w is not None or "z" in new else inside
+            new["moved"] = self._plus(kept.vectors["moved"], self._turned("moved", inside.clone()), skip)
+        del w, inside  # few copies of the parameters at a time
+        new["w"] = self._plus(self.w, d, skip)
+        if "q" in kept.vectors:
+            change = self.rotated_gradient().sub_(self.carried("q")).mul_(1 - mu)
+            new["q"] = self._plus(kept.vectors["q"], self._turned("q", change), skip)
+        if "average" in kept.vectors:
+            mean = kept.vectors["average"]
+            new["average"] = self._plus(mean, self._rounded(new["w"]).sub(self.flat(mean)).mul_(rate), skip)
+        old = {"w": self.w, **kept.vectors}
+        pairs = [pair for name, x in new.items() for pair in zip(old[name], self.views(x), strict=True)]
+        learned, numbers = self._learned(skip)
+        return [*copying([*pairs, *learned]), *numbers], skip
+
+    def _plus(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> Tensor:
+        """tensors + difference, in its memory; tensors bit for bit where ``skip`` holds."""
+        difference.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
+        torch._foreach_add_(self.views(difference), [t.detach() for t in tensors])
+        return difference
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """``x`` as the parameters can hold it."""
+        return x.to(self.w[0].dtype).to(self.dtype)
 
     def _turned(self, name: str, difference: Tensor) -> Tensor:
         """A difference of what is kept under a name, with what new coordinates change in it."""
         if not self.matrix.turned:
             return difference
-        return difference.add_(self.flat(getattr(self.kept, name))).sub_(self.carried(name))
+        return difference.sub_(self.flat(self.kept.vectors[name])).add_(self.carried(name))
 
-    def _subtract(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> None:
-        """tensors ← tensors − difference, unless ``skip`` holds: then no bit changes."""
-        difference.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
-        torch._foreach_sub_([t.detach() for t in tensors], self.views(difference))
-
-    def _commit(self, skip: Tensor) -> None:
-        """Keep the state of the metric after the step, unless ``skip`` holds."""
+    def _learned(self, skip: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Write]]:
+        """The tensors of the metric and their values after the step, unless ``skip`` holds; what sets its numbers."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        numbers: list[Write] = []
+        if not self.group.metric.state:
+            return pairs, numbers
         assert self.matrix is not None  # observed by now
+        for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
+            for name, x in after.items():
+                if not isinstance(x, Tensor):  # a plain number is counted whether the step is skipped or not
+                    numbers.append(partial(self.kept.metric[i].update, {name: x}))
+                elif x is not before[name]:
+                    x = torch.where(skip, before[name], x)
+                    if self.group.metric.elementwise:  # one vector was observed instead of many parameters
+                        pairs += zip((own[name] for own in self.kept.metric), self.views(x), strict=True)
+                    else:
+                        pairs.append((before[name], x))
+        return pairs, numbers
 
-        def chosen(old: Any, new: Any) -> Any:  # a plain number is counted whether the step is skipped or not
-            return torch.where(skip, old, new) if isinstance(new, Tensor) and new is not old else new
 
-        rows = zip(self._before, self._after, strict=True)
-        after = [{name: chosen(before[name], x) for name, x in found.items()} for before, found in rows]
-        if self.group.metric.elementwise:  # one vector was observed instead of many parameters
-            parts = {name: self.views(x) for name, x in after[0].items()}
-            after = [{name: views[i] for name, views in parts.items()} for i in range(len(self.w))]
-        pairs = [
-            (own, name, x) for own, found in zip(self.kept.metric, after, strict=True) for name, x in found.items()
-        ]
-        tensors = [(own[name], x) for own, name, x in pairs if isinstance(x, Tensor) and x is not own[name]]
-        torch._foreach_copy_([old for old, _ in tensors], [new for _, new in tensors])
-        for own, name, x in pairs:
-            if not isinstance(x, Tensor):
-                own[name] = x
+def averaging_rate(average: float, steps: Tensor | None) -> Tensor:
+    """1 − β of w̄ ← β w̄ + (1 − β) w, with β = min(average, (1 + t)/(10 + t)) after t steps.
+
+    >>> averaging_rate(0.5, torch.tensor(0.0)), averaging_rate(0.5, torch.tensor(90.0))
+    (tensor(0.9000), tensor(0.5000))
+    """
+    assert steps is not None
+    return (9 / (10 + steps)).clamp(min=1 - average)
+
+
+# The update: everything that can fail is computed before the first of the writes.
+
+
+def copying(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[Write]:
+    """What sets each first tensor to the second, in place: one call for each device and dtype."""
+    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for old, new in pairs:
+        olds, news = kinds.setdefault((old.device, old.dtype), ([], []))
+        olds.append(old.detach())
+        news.append(new)
+    return [partial(torch._foreach_copy_, olds, news) for olds, news in kinds.values()]
+
+
+def complete(writes: Sequence[Write]) -> None:
+    """Make all writes, or none: an exception between two of them (Ctrl-C) is raised when all are made.
+
+    >>> x, y = torch.zeros(1), torch.zeros(1)
+    >>> def interrupt() -> None:
+    ...     if not y:
+    ...         y.fill_(1)
+    ...         raise KeyboardInterrupt
+    >>> try:
+    ...     complete([interrupt, partial(x.fill_, 2)])
+    ... except KeyboardInterrupt:
+    ...     print(x)
+    tensor([2.])
+    """
+    try:
+        for write in writes:
+            write()
+    except BaseException:
+        for write in writes:
+            write()
+        raise
 
 
 # The geometry of a problem.
@@ -431,7 +477,7 @@ class Geometry:
     @property
     def observes(self) -> bool:
         """Whether the metric, η or the past depends on the first direction of a step."""
-        return any(b.group.metric.state or b.group.auto or b.kept.q is not None for b in self.buckets)
+        return any(b.group.metric.state or b.group.auto or "q" in b.kept.vectors for b in self.buckets)
 
     def observe(self, x: Tensors, scale: Tensor | None = None) -> None:
         """Fix the metrics by the first direction of the step, scale · x."""
@@ -458,13 +504,11 @@ class Geometry:
                 bucket.eta = bucket.group.eta * found_eta.to(bucket.device, bucket.dtype)
         found = []
         for bucket, sums in rows:
-            eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, bucket.kept.q is not None
+            eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, "q" in bucket.kept.vectors
             r_x, r_r = (eta * decay * sums.wx, eta * decay**2 * sums.ww) if decay else (0 * sums.xx, 0 * sums.xx)
             q_r, q_x = (eta * decay * sums.qw, eta * sums.qx) if past else (sums.qw, sums.qx)
             found.append((r_x, eta * sums.xx, r_r, q_r, q_x))
         return Products(*self.reduce([self._total(column) for column in zip(*found, strict=True)]))
-
-    sharded = False  # whether this rank holds only a part of the parameters
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums over this rank's shards as sums over all of them."""
@@ -565,30 +609,27 @@ class Geometry:
 
     # The update.
 
-    def advance(
+    def update(
         self, x: Tensors | None, factor: Tensor, gamma: Tensor, skip: Tensor, memory: float = 0.0
-    ) -> list[Tensor]:
-        """Move every bucket by −H⁻¹ (r + factor · x), with what is kept for it; see :meth:`Bucket.advance`.
+    ) -> tuple[list[Write], list[Tensor]]:
+        """What moves every bucket by −H⁻¹ (r + factor · x), with what is kept for it; see :meth:`Bucket.update`.
 
-        ``x``: a direction; None for that of :meth:`first`. Returns for each bucket whether it stayed where it was.
+        ``x``: a direction; None for that of :meth:`first`. Also returns for each bucket whether it stays where it is.
         """
-        stayed = []
-        if x is not None:  # otherwise observe() has
-            for bucket in self.buckets:
-                bucket.check()
+        writes: list[Write] = []
+        stays = []
         for bucket in self.buckets:
+            if x is not None:  # otherwise observe() has
+                bucket.check()
             c, mass, stay = (number.to(bucket.device) for number in (factor, gamma, skip))
-            stayed.append(bucket.advance(None if x is None else bucket.own(x), c, mass, stay, memory))
-        return stayed
+            found, stay = bucket.update(None if x is None else bucket.own(x), c, mass, stay, memory)
+            writes += found
+            stays.append(stay)
+        return writes, stays
 
     def past(self) -> list[Tensor]:
         """q, one tensor per parameter, out of the coordinates in which it is kept."""
-        found: dict[int, Tensor] = {}
-        for bucket in self.buckets:
-            assert bucket.kept.q is not None
-            q = bucket._map(bucket.matrix.rotate_back, bucket.carried("q"))
-            found.update(zip(bucket.at, bucket.views(q), strict=True))
-        return [found[i] for i in range(len(self.params))]
+        return self._gather(lambda bucket: bucket._map(bucket.matrix.rotate_back, bucket.carried("q")))
 
 
 def _split(
@@ -606,4 +647,4 @@ def _split(
 def _nothing_kept(group: Group, w: list[Tensor]) -> Kept:
     """For a problem built by hand."""
     zero = torch.zeros((), dtype=accumulator(w[0].dtype), device=w[0].device)
-    return Kept([group.metric.start(p.detach()) for p in w], zero)
+    return Kept([group.metric.start(p.detach()) for p in w], zero, {})

@@ -123,6 +123,7 @@ class PastProblem(ProxProblem):
 
     batch: ProxProblem
     past: Past
+    q: Sequence[Tensor]
 
     @classmethod
     def of_problem(cls, batch: ProxProblem, past: Past) -> PastProblem:
@@ -133,7 +134,7 @@ class PastProblem(ProxProblem):
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
         line = PastMap(batch.linearization, at, q, batch.mean)
         problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line)
-        problem.batch, problem.past, problem.on_ranks = batch, past, batch.on_ranks
+        problem.batch, problem.past, problem.q, problem.on_ranks = batch, past, q, batch.on_ranks
         return problem
 
     def mean(self, value: Tensor) -> Tensor:
@@ -151,4 +152,4 @@ class PastProblem(ProxProblem):
     def past_after(self, point: DualPoint) -> Tensor:
         """h after a step to ``point``."""
         first, d = self.batch.first(), self.displacement(point)
-        return self.past.after(first.lam, dots(self.geometry.past(), d), dots(first.delta, d))
+        return self.past.after(first.lam, dots(self.q, d), dots(first.delta, d))

@@ -12,7 +12,7 @@ from proxsvm.losses.base import Atom
 
 
 class Deferred(Sequence[Tensor]):
-    """Tensors that are computed when the first of them is read.
+    """Tensors that are computed when the first of them is read: a single step keeps no copy of the gradients.
 
     >>> import torch
     >>> Deferred(lambda: [torch.ones(())])[0]
@@ -24,52 +24,21 @@ class Deferred(Sequence[Tensor]):
         self._made: Sequence[Tensor] | None = None
 
     def __len__(self) -> int:
-        return len(self._tensors())
+        return len(self[:])
 
     @overload
     def __getitem__(self, i: int) -> Tensor: ...
     @overload
     def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        return self._tensors()[i]
-
-    def _tensors(self) -> Sequence[Tensor]:
         if self._made is None:
             self._made = self._make()
-        return self._made
+        return self._made[i]
 
 
-class Combination(Sequence[Tensor]):
-    """Σ_k factor_k · tensors_k, formed only when it is read: a single step keeps no copy of the gradients.
-
-    >>> import torch
-    >>> Combination((2.0, [torch.tensor(3.0)]), (-1.0, [torch.tensor(1.0)]))[0]
-    tensor(5.)
-    """
-
-    def __init__(self, *terms: tuple[float | Tensor, Sequence[Tensor]]) -> None:
-        self.terms = terms
-
-    def multiple_of(self, other: Sequence[Tensor]) -> float | Tensor | None:
-        """c where this is c · other; None where it is not known to be."""
-        if self is other:
-            return 1.0
-        (factor, tensors), *rest = self.terms
-        inner = 1.0 if tensors is other else tensors.multiple_of(other) if isinstance(tensors, Combination) else None
-        return None if rest or inner is None else factor * inner
-
-    def __len__(self) -> int:
-        return len(self.terms[0][1])
-
-    @overload
-    def __getitem__(self, i: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(i, slice):
-            return [self[k] for k in range(len(self))[i]]
-        (factor, tensors), *rest = self.terms
-        return sum((c * x[i].detach() for c, x in rest), start=factor * tensors[i].detach())
+def scaled(factor: float | Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """factor · tensors, when they are read."""
+    return Deferred(lambda: [factor * x.detach() for x in tensors])
 
 
 @dataclass(frozen=True)
@@ -92,7 +61,7 @@ class DualPoint:
     def shrunk(self, factor: float | Tensor, floor: float | Tensor = 0.0) -> DualPoint:
         """The point at ``factor`` in [0, 1] of the way from the start (0, ``floor``): feasible, because that is."""
         lam = floor + factor * (self.lam - floor)
-        return DualPoint(Combination((factor, self.delta)), lam, factor * self.gamma, self.steps)
+        return DualPoint(scaled(factor, self.delta), lam, factor * self.gamma, self.steps)
 
 
 def certified(point: DualPoint, gap: Tensor) -> DualPoint:

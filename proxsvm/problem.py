@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm.geometry import Geometry, Group, Number, Params, Products, by_hand
+from proxsvm.geometry import Geometry, Group, Number, Params, flatten
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import Atom, ConvexLoss, Origin, Scores, detached, like, parts
 from proxsvm.metrics.base import Metric
-from proxsvm.point import Combination, Deferred, DualPoint
+from proxsvm.point import Deferred, DualPoint, scaled
 
 
 def best_gamma(ascent: Tensor, curvature: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Problem(ABC):
         """delta = 0, lam = f, and D = f − ½‖r‖²: where a loss is at least f, (0, f) is a plane below it."""
         floor = self.floor
         zero = torch.zeros_like(floor)
-        return DualPoint(Combination((zero, self.params)), floor, zero, 0, dual=floor + self._dual_of_zero)
+        return DualPoint(scaled(zero, self.params), floor, zero, 0, dual=floor + self._dual_of_zero)
 
     @property
     def _dual_of_zero(self) -> Tensor:
@@ -99,7 +99,7 @@ class Problem(ABC):
         rise = toward.lam - point.lam
         ascent = rise - cost
         gamma = best_gamma(ascent, curvature)
-        delta: Sequence[Tensor] = Combination((gamma, toward.delta))
+        delta = scaled(gamma, toward.delta)
         if point.steps:
             delta = [a + gamma * (b - a) for a, b in zip(point.delta, toward.delta, strict=True)]
         mass = point.gamma + gamma * (toward.gamma - point.gamma) if point.steps else gamma * toward.gamma
@@ -116,7 +116,7 @@ class Problem(ABC):
         return point.lam - self.geometry.inner(q, q) / 2
 
     def factor(self, point: DualPoint) -> Tensor | None:
-        """c of a point whose delta is c times that of a :class:`GradientProblem`'s first vertex; None for any other."""
+        """c of delta = c x, with x the one direction of a :class:`GradientProblem`; None for a problem with a graph."""
         return None
 
     def past_after(self, point: DualPoint) -> Tensor | None:
@@ -165,6 +165,8 @@ class GradientProblem(Problem):
     with mass c: a convex combination of the gradient's own vertex and the start, so a feasible dual point. With a past
     they have the weight 1 − μ², and the vertex is (1 − μ²) delta_s + μ² q, (1 − μ²) lam_s + μ² h.
 
+    Every point is a multiple of the first vertex, and its mass ``gamma`` tells which: all formulas are scalar.
+
     Args:
         geometry: that of the parameters which have a gradient.
         gradients: S · g, one tensor per parameter.
@@ -194,23 +196,21 @@ class GradientProblem(Problem):
         past: Past | None = None,
     ) -> None:
         super().__init__(geometry)
-        one = torch.ones_like(value)
-        c, factor = one, None if scale is None else 1 / scale
+        c, factor = torch.ones_like(value), None if scale is None else 1 / scale
         if max_norm is not None:
             norm = geometry.squared_length(gradients).sqrt() * (1.0 if factor is None else factor)
             c = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))
             factor = c if factor is None else c * factor
         geometry.observe(gradients, factor)
         floor = torch.zeros_like(value) if floor is None else floor
-        self._past, self._floor = past, floor
+        self._past, self._floor, self._clipped = past, floor, max_norm is not None
         self._plane = value if max_norm is None else floor + c * (value - floor)
-        lam, delta = self._plane, Combination((one if factor is None else factor, gradients))
-        old = 0.0
+        lam, delta, old = self._plane, gradients if factor is None else scaled(factor, gradients), 0.0
         if past is not None:
-            old = past.mu**2
+            old, g = past.mu**2, delta
             lam, self._floor = (1 - old) * lam + old * past.h, (1 - old) * floor
-            delta = Combination((1 - old, delta), (old, Deferred(geometry.past)))
-        self.products: Products = geometry.first(1 - old, old)
+            delta = Deferred(lambda: torch._foreach_lerp([x.detach() for x in g], geometry.past(), old))
+        self.products = geometry.first(1 - old, old)
         self._first = DualPoint(delta, lam, c, 1)
 
     @property
@@ -226,24 +226,28 @@ class GradientProblem(Problem):
     def _dual_of_zero(self) -> Tensor:
         return self.products.r_r * -0.5
 
-    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
-        if point.steps == 0 and toward is self._first:
-            return self.products.r_x, self.products.x_x
-        return super()._segment(point, toward)
+    def factor(self, point: DualPoint) -> Tensor:
+        """c of delta = c x, with x that of the first vertex: the ratio of their masses."""
+        mass = self._first.gamma
+        return torch.where(mass > 0, point.gamma / mass, torch.zeros_like(mass)) if self._clipped else point.gamma
 
-    def factor(self, point: DualPoint) -> Tensor | None:
-        """c of a point whose delta is c times that of the first vertex; None for any other."""
-        delta = point.delta
-        found = delta.multiple_of(self._first.delta) if isinstance(delta, Combination) else None
-        return None if found is None else torch.as_tensor(found)
+    def _segment(self, point: DualPoint, toward: DualPoint) -> tuple[Tensor, Tensor]:
+        found = self.products
+        if point.steps == 0 and toward is self._first:
+            return found.r_x, found.x_x
+        c, change = self.factor(point), self.factor(toward) - self.factor(point)
+        return change * (found.r_x + c * found.x_x), change**2 * found.x_x
+
+    def dual(self, point: DualPoint) -> Tensor:
+        """D = lam − ½ (‖r‖² + 2c ⟨r, x⟩ + c² ‖x‖²)."""
+        c, found = self.factor(point), self.products
+        return point.lam - (found.r_r + c * (2 * found.r_x + c * found.x_x)) / 2
 
     def past_after(self, point: DualPoint) -> Tensor | None:
-        """h after the step d = −H⁻¹ (r + c · delta_s)."""
+        """h after the step d = −H⁻¹ (r + c x)."""
         if self._past is None:
             return None
         c, mu, found = self.factor(point), self._past.mu, self.products
-        if c is None:
-            raise TypeError("with memory, a solver that needs no graph must return a multiple of problem.first()")
         q_d, x_d = -(found.q_r + c * found.q_x), -(found.r_x + c * found.x_x)
         g_d = (x_d - mu**2 * q_d) / (1 - mu**2)
         return self._past.after(self._plane, q_d, g_d)
@@ -302,24 +306,12 @@ class ProxProblem(Problem):
         if loss.reduction == "none":
             raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         p = loss.coefficients(scores, target, sample_weight)
-        return cls.from_origin(Origin(loss, scores, target, p), params, lr=lr, weight_decay=weight_decay, metric=metric)
-
-    @classmethod
-    def from_origin(
-        cls,
-        origin: Origin,
-        params: Params,
-        *,
-        lr: Number | None = None,
-        weight_decay: float = 0.0,
-        metric: Metric | None = None,
-    ) -> ProxProblem:
-        """The problem of a loss value, from the ``origin`` that the value carries."""
-        return cls.of(origin, Geometry(*by_hand(params, lr, weight_decay, metric))).observe()
+        geometry = Geometry(*flatten(params, lr, weight_decay, metric))
+        return cls.of(Origin(loss, scores, target, p), geometry).observe()
 
     @classmethod
     def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
-        """The same in an existing geometry, which has yet to :meth:`observe` the first direction."""
+        """The problem of a loss value, from its ``origin``, in a geometry that has yet to :meth:`observe` it."""
         return cls(geometry, origin, Linearization(origin.scores, geometry.params))
 
     def observe(self) -> ProxProblem:
@@ -364,7 +356,7 @@ class ProxProblem(Problem):
         (torch.Size([2, 1]), tensor(1.))
         """
         origin, line = linear(loss, features, target, weight, sample_weight)
-        return cls(Geometry(*by_hand(line.params, lr, weight_decay, metric)), origin, line).observe()
+        return cls(Geometry(*flatten(line.params, lr, weight_decay, metric)), origin, line).observe()
 
     def expect(self, b: Tensor) -> Tensor:
         """Σ_i p_i b_i, the mean of one scalar per sample. Every sum over samples is computed here."""

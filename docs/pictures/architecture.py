@@ -25,7 +25,7 @@ class Box:
 YOURS = "#444444"
 MODEL = Box("model(x)", "your network", ["one forward pass:", "scores u, with their graph"], YOURS)
 LOSS = Box("criterion(u, y)", "losses", ["oracle → atom (s, c)", "value λ = mean ⟨s, u⟩ + c"], GREEN)
-UPDATE = Box("Geometry.advance", "geometry.py", ["w ← w − H⁻¹(r + δ)", "q ← μq + (1 − μ)g"], BLUE)
+UPDATE = Box("Geometry.update", "geometry.py", ["w ← w − H⁻¹(r + δ)", "q ← μq + (1 − μ)g"], BLUE)
 LANES = [
     (
         "After backward(): SingleStepFW",

@@ -40,7 +40,7 @@ def has_numba() -> bool:
     return True
 
 
-def njit(function: F) -> F:
+def njit(function: F, **options: Any) -> F:
     """``function``, compiled where numba can be used.
 
     Numba's cache is invalidated by a change of the function's own file: functions that call each other belong in one
@@ -48,9 +48,8 @@ def njit(function: F) -> F:
     """
     if not has_numba():
         return function
-    numba = load_numba()
+    compile_ = functools.partial(load_numba().njit, fastmath=set(FAST_MATH), **options)
     try:
-        compiled = numba.njit(cache=True, fastmath=set(FAST_MATH))(function)
+        return cast(F, compile_(cache=True)(function))
     except RuntimeError:  # no folder is writable
-        compiled = numba.njit(fastmath=set(FAST_MATH))(function)
-    return cast(F, compiled)
+        return cast(F, compile_()(function))

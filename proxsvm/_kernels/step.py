@@ -8,8 +8,8 @@ compared.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,24 +37,6 @@ class Sums(NamedTuple):
     uu: Tensor  # ⟨u, M u⟩
 
 
-class Moments(NamedTuple):
-    """A diagonal metric M = √(correction · v') + eps with v' = β₂ v + (1 − β₂) g²."""
-
-    beta2: float
-    eps: float
-    correction: Tensor
-
-
-class Streams(NamedTuple):
-    """The vectors of a step besides w, one tensor per parameter; ``past`` is q, or z with the paper's momentum."""
-
-    gradient: Tensors
-    second_moment: Tensors | None = None
-    past: Tensors | None = None
-    moved: Tensors | None = None
-    average: Tensors | None = None
-
-
 class Kernels:
     """Whether the loops run, and their views of what stays in memory from step to step.
 
@@ -66,21 +48,21 @@ class Kernels:
             load_numba()  # says now what is missing
         self.fused, self._known = fused, dict[Hashable, dict[str, tuple[list[tuple[int, int]], list[Array]]]]()
 
-    def bind(self, key: Hashable, w: Tensors, streams: Streams) -> Loops | None:
-        """The loops over parameters ``w`` and their ``streams``, which are compared here; None where they cannot run.
+    def bind(self, key: Hashable, vectors: Mapping[str, Tensors]) -> Loops | None:
+        """The loops over w, g and what else a step has of v, q or z, moved and average, each with one tensor per
+        parameter, which are compared here; None where they cannot run.
 
         ``key``: that of the same parameters in the last step.
         """
         if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses on its own
             return None
-        why = _obstacle(w, streams.gradient)
+        w = vectors["w"]
+        why = _obstacle(w, vectors["g"])
         if why is None:
             known = self._known.setdefault(key, {})
-            arrays = {"w": _views(known, "w", w, w)}
-            for name, tensors in streams._asdict().items():
-                arrays[name] = arrays["w"] if tensors is None else _views(known, name, w, tensors)
-            if all(found is not None for found in arrays.values()):
-                return Loops(w, streams, arrays)  # type: ignore[arg-type]
+            arrays = {name: _views(known, name, w, tensors) for name, tensors in vectors.items()}
+            if None not in arrays.values():
+                return Loops(w, arrays)  # type: ignore[arg-type]
             why = "two parameters share memory, or what is kept for one has another memory order"
         if self.fused:
             raise RuntimeError(
@@ -98,11 +80,13 @@ def _views(
     ``known``: those of the last step, made again where a tensor has moved, and all of them where w has. A view keeps
     its memory alive, so that no address is reused.
     """
-    if name == "gradient":
-        return [flat(x) for x in (tensors if _same_layout(w, tensors) else _copied(w, tensors))]
+    if name == "g":
+        if not _same_layout(w, tensors):
+            tensors = [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, tensors, strict=True)]
+        return [flat(x) for x in tensors]
     at = list(zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True))
     if name not in known or known[name][0] != at:
-        compare(name.replace("_", " "), w, tensors)
+        compare(name, w, tensors)
         spans = sorted((a, a + n * w[0].itemsize) for a, n in at if n)
         overlap = any(end > begin for (_, end), (begin, _) in pairwise(spans))  # threads write to all of them
         if overlap or not _same_layout(w, tensors):
@@ -133,11 +117,6 @@ def _same_layout(w: Tensors, x: Tensors) -> bool:
     return all(a.stride() == b.stride() for a, b in zip(w, x, strict=True))
 
 
-def _copied(w: Tensors, x: Tensors) -> list[Tensor]:
-    """Copies of ``x`` in the memory order and dtype of ``w``."""
-    return [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, x, strict=True)]
-
-
 def flat(t: Tensor) -> Array:
     """The memory of a dense tensor as a flat array.
 
@@ -151,59 +130,56 @@ def flat(t: Tensor) -> Array:
 class Loops:
     """The two passes over the parameters ``w``; an array that the setting has no use for is that of w."""
 
-    def __init__(self, w: Tensors, streams: Streams, arrays: dict[str, list[Array]]) -> None:
-        self._tensors, self._streams, self._arrays = w, streams, arrays
-        self._chunks = _chunks(arrays["w"])
+    def __init__(self, w: Tensors, arrays: Mapping[str, list[Array]]) -> None:
+        self._w, self._has, past = w, arrays.keys(), "q" if "q" in arrays else "z"
+        names = ("w", "g", "v", past, "moved", "average")
+        self._arrays = list(zip(*(arrays.get(name, arrays["w"]) for name in names), strict=True))
+        sizes = enumerate(map(len, arrays["w"]))
+        self._chunks = [(i, k, min(k + CHUNK, n)) for i, n in sizes for k in range(0, n, CHUNK)]  # index, begin, end
         self._scalars = np.zeros(13, dtype=arrays["w"][0].dtype)
 
     def products(
-        self, a: float, b: float, scale: Tensor | None, moments: Moments | None, memory: bool, decay: bool
+        self, a: float, b: float, scale: Tensor | None, moments: tuple[float, float, float] | None, decay: bool
     ) -> Sums:
-        """The inner products of x = a · scale · g + b q, accumulated in float64."""
+        """The inner products of x = a · scale · g + b q, accumulated in float64.
+
+        ``moments``: β₂, eps and the correction of M = √(correction · v') + eps.
+        """
         from proxsvm._kernels import step_loops
 
-        loop = step_loops.products(moments is not None, memory, decay, self._streams.moved is not None)
         self._scalars[:3] = a, b, 1.0 if scale is None else scale.item()
         if moments is not None:
-            self._scalars[3:7] = moments.beta2, 1 - moments.beta2, moments.correction.item(), moments.eps
-        names = ("w", "gradient", "second_moment", "past", "moved")
-        arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
+            beta2, eps, correction = moments
+            self._scalars[3:7] = beta2, 1 - beta2, correction, eps
         out = np.zeros((len(self._chunks), 7))  # per chunk: the number of threads changes no bit of the sum
+        self._run(step_loops.products(moments is not None, "q" in self._has, decay, "moved" in self._has), out)
+        return Sums(*torch.from_numpy(out.sum(0)).unbind())
 
+    def update(self, *scalars: float | Tensor) -> Callable[[], None]:
+        """The update in place, after :meth:`products`; ``scalars``: push, lift, drop, μ and rate.
+
+        If it is interrupted, a further call does the rest: a compiled loop ends before Python raises anything.
+        """
+        from proxsvm._kernels import step_loops
+
+        push, lift, drop, mu, rate = (float(x) for x in scalars)
+        self._scalars[7:] = push, lift, 1 - drop, mu, 1 - mu, rate
+        loop = step_loops.update(*(name in self._has for name in ("v", "q", "z", "moved", "average")))
+        done = np.zeros(len(self._chunks), dtype=bool)
+
+        def write() -> None:
+            self._run(loop, done)
+            torch.autograd.graph.increment_version(self._w)
+
+        return write
+
+    def _run(self, loop: Callable[..., None], out: Array) -> None:
         def run(share: slice) -> None:
             for k in range(len(self._chunks))[share]:
                 i, begin, end = self._chunks[k]
-                loop(*arrays[i], self._scalars, begin, end, out, k)
+                loop(*self._arrays[i], self._scalars, begin, end, out, k)
 
-        _on_threads(run, self._chunks)
-        return Sums(*torch.from_numpy(out.sum(0)).unbind())
-
-    def advance(self, scalars: Sequence[float | Tensor], diagonal: bool, memory: bool, momentum: bool) -> None:
-        """The update in place after :meth:`products`; ``scalars``: push, lift, drop, μ and rate."""
-        from proxsvm._kernels import step_loops
-
-        moved, average = self._streams.moved is not None, self._streams.average is not None
-        loop = step_loops.advance(diagonal, memory, momentum, moved, average)
-        push, lift, drop, mu, rate = (float(x) for x in scalars)
-        self._scalars[7:] = push, lift, 1 - drop, mu, 1 - mu, rate
-        names = ("w", "gradient", "second_moment", "past", "moved", "average")
-        arrays = list(zip(*(self._arrays[name] for name in names), strict=True))
-
-        def run(share: slice) -> None:
-            for i, begin, end in self._chunks[share]:
-                loop(*arrays[i], self._scalars, begin, end)
-
-        _on_threads(run, self._chunks)
-        torch.autograd.graph.increment_version(self._tensors)
-
-
-def _chunks(arrays: Sequence[Array]) -> list[tuple[int, int, int]]:
-    """Arrays cut into chunks: index, first element, and the one after the last.
-
-    >>> _chunks([np.zeros(3), np.zeros(CHUNK + 1)])
-    [(0, 0, 3), (1, 0, 262144), (1, 262144, 262145)]
-    """
-    return [(i, k, min(k + CHUNK, len(a))) for i, a in enumerate(arrays) for k in range(0, len(a), CHUNK)]
+        _on_threads(run, sum(end - begin for _, begin, end in self._chunks))
 
 
 # Threads. The loops release the GIL. A pool does not survive a fork, so a child starts its own.
@@ -213,15 +189,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.clear)
 
 
-def _on_threads(run: Callable[[slice], None], chunks: Sequence[tuple[int, int, int]]) -> None:
+def _on_threads(run: Callable[[slice], None], size: int) -> None:
     """``run`` on shares of the chunks, by as many threads as torch uses, if there is enough work for them."""
-    threads = min(torch.get_num_threads(), sum(end - begin for _, begin, end in chunks) // SHARE)
+    threads = min(torch.get_num_threads(), size // SHARE)
     if threads < 2:
         return run(slice(None))
     if not _pool:
         _pool.append(ThreadPoolExecutor(os.cpu_count(), "proxsvm"))
-    others = [_pool[0].submit(run, slice(k, None, threads)) for k in range(1, threads)]
-    run(slice(0, None, threads))
-    for other in others:
-        other.result()
+    others: list[Future[None]] = []
+    try:
+        for k in range(1, threads):
+            others.append(_pool[0].submit(run, slice(k, None, threads)))
+        run(slice(0, None, threads))
+        for other in others:
+            other.result()
+    except BaseException:
+        wait(others)  # no two threads may work on one chunk
+        run(slice(None))
+        raise
     return None

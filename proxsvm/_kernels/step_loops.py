@@ -1,6 +1,6 @@
 """The two loops of a step over flat arrays, compiled by numba: imported when a step first needs them.
 
-Which vectors a step has is known before it is compiled: ``products`` and ``advance`` build a loop for each setting,
+Which vectors a step has is known before it is compiled: ``products`` and ``update`` build a loop for each setting,
 and numba drops the branches that its constants rule out. With x = a g + b q, s the scale of the raw gradient g and
 
     v' = β₂ v + (1 − β₂) (s g)²        M = √(correction · v') + eps   (1 without a diagonal)
@@ -13,20 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from proxsvm._kernels.jit import load_numba
+from proxsvm._kernels.jit import njit
+from proxsvm._kernels.tensors import Array as A
 
-njit = load_numba().njit
-# Sums may be reordered, so that they become vector instructions; NaN stays NaN, and division by 0 is infinity.
-FAST = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+# Division by 0 is infinity, as in NumPy; other threads run meanwhile.
+OPTIONS = {"error_model": "numpy", "nogil": True}
 BLOCK = 1 << 12  # elements summed in their own precision, before they are added in float64
-
-
-def _compile(function: Any) -> Any:
-    """The compiled function, from numba's cache on disk where there is a folder for it."""
-    try:
-        return njit(cache=True, **FAST)(function)
-    except RuntimeError:  # no folder to write to
-        return njit(**FAST)(function)
 
 
 @functools.cache
@@ -34,7 +26,7 @@ def products(diagonal: bool, memory: bool, decay: bool, auto: bool) -> Any:
     """⟨x, M⁻¹x⟩, ⟨w, x⟩, ⟨w, M w⟩, ⟨q, M⁻¹x⟩, ⟨q, w⟩, ⟨s g, M⁻¹ s g⟩, ⟨u, M u⟩, into out[k]."""
     with_w = decay or auto
 
-    def loop(w: Any, g: Any, v: Any, q: Any, moved: Any, c: Any, begin: int, end: int, out: Any, k: int) -> None:
+    def loop(w: A, g: A, v: A, q: A, moved: A, _: A, c: A, begin: int, end: int, out: A, k: int) -> None:
         a, b, s, beta2, rest, correction, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6]
         zero = c[0] - c[0]
         for i in range(7):
@@ -70,20 +62,22 @@ def products(diagonal: bool, memory: bool, decay: bool, auto: bool) -> Any:
             out[k, 6] += uu
             begin = stop
 
-    return _compile(loop)
+    return njit(loop, **OPTIONS)
 
 
 @functools.cache
-def advance(diagonal: bool, memory: bool, momentum: bool, auto: bool, average: bool) -> Any:
+def update(diagonal: bool, memory: bool, momentum: bool, auto: bool, average: bool) -> Any:
     """The update in place, with t = push · M⁻¹x:
 
         z ← μ z − t − lift · w        w ← w − drop · w − t + μ z        q ← μ q + (1 − μ) s g        v ← v'
         u ← u + w' − w        w̄ ← w̄ − rate · (w̄ − w)
 
-    ``z`` is q where there is memory: a step has one of them.
+    ``z`` is q where there is memory: a step has one of them. A chunk that is ``done`` is not updated twice.
     """
 
-    def loop(w: Any, g: Any, v: Any, z: Any, moved: Any, mean: Any, c: Any, begin: int, end: int) -> None:
+    def loop(w: A, g: A, v: A, z: A, moved: A, mean: A, c: A, begin: int, end: int, done: A, k: int) -> None:
+        if done[k]:
+            return
         a, b, s, beta2, rest, correction, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6]
         push, lift, keep, mu, fresh, rate = c[7], c[8], c[9], c[10], c[11], c[12]
         while begin < end:
@@ -111,5 +105,6 @@ def advance(diagonal: bool, memory: bool, momentum: bool, auto: bool, average: b
                 for j in range(stop - begin):
                     mean_[j] -= rate * (mean_[j] - w_[j])
             begin = stop
+        done[k] = True
 
-    return _compile(loop)
+    return njit(loop, **OPTIONS)

@@ -15,6 +15,7 @@ Tensors: TypeAlias = Sequence[Tensor]
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})  # exact types only: a subclass may have no memory of its own
 HALF = frozenset({torch.float16, torch.bfloat16})
+NAMES = {"v": "second moment", "q": "past", "z": "velocity", "moved": "distance"}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -65,7 +66,7 @@ def require_dense(gradients: Sequence[Tensor | None]) -> None:
 def compare(what: str, w: Tensors, x: Tensors) -> None:
     """Raise RuntimeError unless every tensor of ``x`` has the shape and device of its parameter.
 
-    >>> compare("velocity", [torch.ones(3)], [torch.ones(2)])
+    >>> compare("z", [torch.ones(3)], [torch.ones(2)])
     Traceback (most recent call last):
     RuntimeError: the velocity of parameter 0 has shape (2,) on cpu, the parameter (3,) on cpu: was p.data replaced ...
     """
@@ -75,7 +76,7 @@ def compare(what: str, w: Tensors, x: Tensors) -> None:
     for i, (a, b) in enumerate(zip(w, x, strict=True)):
         if a.shape != b.shape or a.device != b.device:
             raise RuntimeError(
-                f"the {what} of parameter {i} has shape {tuple(b.shape)} on {b.device}, the parameter {tuple(a.shape)} "
-                f"on {a.device}: was p.data replaced or moved between two steps? Make a new optimizer, or clear what "
-                "belongs to the old parameter: optimizer.zero_grad() and optimizer.state.pop(p, None)"
+                f"the {NAMES.get(what, what)} of parameter {i} has shape {tuple(b.shape)} on {b.device}, the parameter "
+                f"{tuple(a.shape)} on {a.device}: was p.data replaced or moved between two steps? Make a new "
+                "optimizer, or clear what belongs to the old: optimizer.zero_grad() and optimizer.state.pop(p, None)"
             )

@@ -35,14 +35,6 @@ class Matrix(ABC):
     def times(self, x: Tensors) -> Tensors:
         """M x."""
 
-    def squared(self, x: Tensors) -> Tensor:
-        """⟨x, M x⟩."""
-        return dots(x, self.times(x))
-
-    def dual_squared(self, x: Tensors) -> Tensor:
-        """⟨x, M⁻¹ x⟩."""
-        return dots(x, self.solve(x))
-
     @property
     def inside(self) -> Matrix:
         """M in its own coordinates; here Q = 1."""

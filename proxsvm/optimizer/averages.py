@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from proxsvm.geometry import averaging_rate
 from proxsvm.optimizer.messages import AVERAGED
 
 STATISTICS = ("average:", "weights:", "t:")  # the prefixes of a model's averaged buffers in a parameter's state
@@ -167,28 +168,27 @@ class Averages:
         pairs = [buffer.pair({}) for buffer in self.buffers or ()]
         return {p.average: p.x.to(wide(p.x.dtype)) for p in pairs} | {p.weights: p.x for p in pairs}
 
-    def update(self, skip: Tensor) -> None:
-        """b̄ ← β b̄ + (1 − β) b after a step, β = min(average, (1 + t)/(10 + t)); nothing where ``skip`` holds."""
-        if not self.buffers:  # this step was taken without them
+    def update(self, skip: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """b̄ ← β b̄ + (1 − β) b after a step, as the averages and their new values; nothing where ``skip`` holds."""
+        home, longest = self._home()
+        if not self.buffers:  # this step is taken without them
             self.forget_buffers()
             self.buffers = None
-            return
-        home, longest = self._home()
-        if home is None or longest is None:
-            return
+        if self.buffers is None or home is None or longest is None:
+            return []
         own = self._optimizer.state[home]
         if COUNT not in own:
             own[COUNT] = torch.zeros((), dtype=wide(home.dtype), device=home.device)
         t, moves = own[COUNT], ~skip.to(home.device)
-        rate = (9 / (10 + t)).clamp(min=1 - longest)
+        found, rate = [(t, t + moves)], averaging_rate(longest, t)
         for buffer in self.buffers:
             pair = buffer.pair(own)
             if pair.average not in own:
                 own[pair.average] = buffer.first.to(pair.x.device, wide(pair.x.dtype), copy=True)
             pair.check(True)
             mean, here = own[pair.average], moves.to(pair.x.device)
-            mean.sub_(torch.where(here, (mean - pair.x) * rate.to(mean), 0.0))
-        torch._foreach_add_([t], [moves.to(t)])  # t.add_() is dropped when torch 2.13 compiles it
+            found.append((mean, mean - torch.where(here, (mean - pair.x) * rate.to(mean), 0.0)))
+        return found
 
     def lead(self, model: nn.Module | None, buffers: list[Buffer]) -> None:
         """A model follows the optimizer from now on, with these buffers; or none does."""

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
+from proxsvm.geometry import check_numbers
 from proxsvm.losses.base import ConvexLoss
 from proxsvm.optimizer.messages import SCHEDULED, THE_LINE
 from proxsvm.solvers.base import DualSolver
 
-LARGEST = torch.finfo(torch.float32).max
-ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
-NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "lr": ("η ≥ 0, finite in float32", lambda x: -ROUNDING <= x <= LARGEST),
-    "momentum": ("μ in [0, 1)", lambda x: 0 <= x < 1),
-    "memory": ("μ in [0, 1)", lambda x: 0 <= x < 1),
-    "weight_decay": ("0 or more", lambda x: 0 <= x < float("inf")),
-    "average": ("None, or the largest weight of the average, in [0, 1)", lambda x: x is None or 0 <= x < 1),
-    "max_grad_norm": ("a length above 0, or None", lambda x: x is None or x > 0),
-}
 OF_A_GROUP = ("lr", "momentum", "weight_decay", "average")
 TWINS = {  # of torch's losses
     "CrossEntropyLoss": "CrossEntropy()",
@@ -55,7 +46,7 @@ def check_options(
             raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}")
     if isinstance(process_group, str) and process_group != "default":
         raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
-    _check_numbers(numbers)
+    check_numbers(numbers)
     if numbers["max_grad_norm"] is not None and solver.needs_graph:
         raise ValueError(
             f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
@@ -69,14 +60,10 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
     options = {name: group.get(name, defaults.get(name)) for name in OF_A_GROUP}
     if isinstance(options["lr"], str) and options["lr"] == "auto":
         group["auto"], group["lr"], options["lr"] = True, 1.0, 1.0  # lr: what schedulers multiply
-    _check_numbers(options)
+    check_numbers(options)
     if isinstance(lr := options["lr"], Tensor):
         group["lr"] = lr.reshape(()) if lr.dim() else lr  # the user's own tensor, or a view of it
-    if memory and options["momentum"]:
-        raise ValueError(
-            f"momentum is {options['momentum']} and memory {memory}; expected one of them: the paper's momentum needs "
-            "memory=0.0"
-        )
+    check_related({**group, **options}, memory)
     for option in ("differentiable", "maximize"):
         if group.get(option):
             raise ValueError(f"a group has {option}=True; expected False: a step minimises, in place, without a graph")
@@ -92,34 +79,20 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
             )
 
 
-def checked(group: dict[str, Any], memory: float = 0.0) -> dict[str, Any]:
-    """``group``; raise if an option has since been set, by hand or by a scheduler, to an invalid value."""
-    if not torch.compiler.is_compiling():
-        check_group({name: group[name] for name in OF_A_GROUP} | {"params": ()}, {}, memory)
-        if group.get("auto") and ("swa_lr" in group or group.get("initial_lr", 1.0) != 1.0):
-            raise ValueError(SCHEDULED)
-    return group
+def check_related(group: Mapping[str, Any], memory: float) -> None:
+    """Raise if options contradict each other; at every step, because schedulers and users change them."""
+    if memory and group["momentum"]:
+        raise ValueError(
+            f"momentum is {group['momentum']} and memory {memory}; expected one of them: the paper's momentum needs "
+            "memory=0.0"
+        )
+    if group.get("auto") and ("swa_lr" in group or group.get("initial_lr", 1.0) != 1.0):
+        raise ValueError(SCHEDULED)
 
 
 def equal(a: object, b: object) -> bool:
     """Whether two options are known to be equal; a tensor is not read."""
     return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)
-
-
-def _check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise unless each option is valid. A tensor on an accelerator is not read."""
-    for name, value in options.items():
-        expected, holds = NUMBERS[name]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}; expected a number or a 0-dim tensor")
-        if isinstance(value, Tensor) and (type(value) is not Tensor or not value.is_cpu):
-            continue
-        try:
-            fine = holds(value if value is None or isinstance(value, str) else float(value))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} is {value!r}; expected a number, {expected}") from error
-        if not fine:
-            raise ValueError(f"{name} is {float(value)}; expected {expected}")
 
 
 def given_value(loss: object) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._ranks import ProcessGroup, Ranks, ranks_of
-from proxsvm.geometry import Geometry, Number, check_metric, flatten
+from proxsvm.geometry import Geometry, Number, Write, check_metric, complete, copying, flatten
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
@@ -20,7 +20,7 @@ from proxsvm.metrics.kronecker import Kronecker
 from proxsvm.optimizer import messages
 from proxsvm.optimizer.averages import Averages
 from proxsvm.optimizer.follow import follow as follow_optimizer
-from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, checked, equal, given_value, readable
+from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, check_related, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
     AveragedProblem,
     ShardedGeometry,
@@ -299,7 +299,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         if loss is None and not silent:
             self._record.require_unused()
             if ranks is None and scale is None:  # others change the gradients rightly
-                for wrong in self._record.guard.faults():
+                for wrong in self._record.faults():
                     self._warn(wrong)
         value, floor = (known if ranks is None else ranks.mean([known])[0]).unbind()
         space, g = self._geometry(groups, ranks, kernels=True), grads
@@ -342,30 +342,30 @@ class ProxOptimizer(torch.optim.Optimizer):
             skip = skip | (found_inf.to(skip.device) > 0)
         h, factor = problem.past_after(point), problem.factor(point)
         x, c = (point.delta, torch.ones_like(value)) if factor is None else (None, factor)
-        stayed = space.advance(x, c, point.gamma, skip, self.memory)
-        self._commit(space, h, skip, stayed)
+        writes, stays = space.update(x, c, point.gamma, skip, self.memory)
+        complete([*writes, *self._scalars(space, h, skip, stays)])
         if (ranks := self._ranks()) is not None:
             agree(ranks, space, [self.param_groups[0][name] for name in SHARED])
         gap = None if point.gap is None else point.gap.to(value)
         eta = space.buckets[0].eta
         self._reports[0] = StepReport(point.gamma.to(value), value, dual.to(value), gap, point.steps, eta)
 
-    def _commit(self, space: Geometry, h: Tensor | None, skip: Tensor, stayed: Sequence[Tensor]) -> None:
-        """Keep the scalars after a step: what was skipped, the past's h, the history of lr="auto", and the counts."""
+    def _scalars(self, space: Geometry, h: Tensor | None, skip: Tensor, stays: Sequence[Tensor]) -> list[Write]:
+        """What keeps the scalars after a step: what was skipped, the past's h, the history of lr="auto", the counts."""
         shared = self.param_groups[0]
-        torch._foreach_add_([shared["skipped"]], [skip.to(shared["skipped"].device)])
         new = {} if h is None else {"h": h}
         if any(group.auto for group in space.groups) and space.history is not None:
             new |= space.history._asdict()
+        pairs = [(shared["skipped"], shared["skipped"] + skip.to(shared["skipped"].device))]
         for name, number in new.items():
-            old = shared[name]
-            torch._foreach_copy_([old], [torch.where(skip.to(old.device), old, number.to(old))])
-        counts = {id(b.kept.steps): (b.kept.steps, stay) for b, stay in zip(space.buckets, stayed, strict=True)}
-        for steps, stay in counts.values():  # not steps.add_(): torch 2.13 drops that when it compiles
-            if steps is not None:
-                torch._foreach_add_([steps], [stay.logical_not()])
+            pairs.append((old := shared[name], torch.where(skip.to(old.device), old, number.to(old))))
+        for bucket, stay in zip(space.buckets, stays, strict=True):
+            if (steps := bucket.kept.steps) is not None:
+                pairs.append((steps, steps + stay.logical_not()))
         if self._averages.buffers is not None:
-            self._averages.update(torch.stack([stay.to(skip.device) for stay in stayed]).all())
+            stay = torch.stack([stay.to(skip.device) for stay in stays]).all()
+            pairs += self._averages.update(stay)
+        return copying(pairs)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -400,12 +400,12 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
         owners, shared = [p for g in groups for p in g["params"]], self.param_groups[0]
-        store = Store(self.state, groups, owners, self.memory)
+        store = Store(self.state, owners, self.memory)
         options: dict[str, Any] = {
             "history": History(shared["max_distance"], shared["squares"]),
             "first_distance": FIRST_DISTANCE_WITH_MEMORY if self.memory else FIRST_DISTANCE,
             "keys": store.keys,
-            "kernels": self._kernels if kernels and self.fused is not False else None,
+            "kernels": self._kernels if kernels else None,
         }
         if not any_sharded(owners):
             return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
@@ -429,7 +429,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         """The groups, each with its metric and only the wanted parameters; neighbours with equal options are one."""
         found: list[dict[str, Any]] = []
         for g, metric in zip(self.param_groups, self._metrics, strict=True):
-            group = {**checked(g, self.memory), "params": [p for p in g["params"] if wanted(p)], "metric": metric}
+            check_related(g, self.memory)
+            group = {**g, "params": [p for p in g["params"] if wanted(p)], "metric": metric}
             if found and all(equal(found[-1].get(name), group.get(name)) for name in (*OF_A_GROUP, "auto", "metric")):
                 found[-1]["params"] += group["params"]
             else:

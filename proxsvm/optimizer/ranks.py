@@ -51,7 +51,7 @@ def agree(ranks: Ranks, space: Geometry, scalars: Sequence[Tensor]) -> None:
         counts = [x for own in kept.metric for x in own.values() if isinstance(x, int)]  # of the present bases
         if not metric.elementwise and any((n - 1) % getattr(metric, "every", 1) == 0 for n in counts or [1]):
             learned = (own.get(name) for own in kept.metric for name in metric.state)
-            tensors += [*bucket.w, *(kept.q or ()), *(kept.z or ()), *(kept.mean or ()), *(kept.moved or ())]
+            tensors += [*bucket.w, *(x for vector in kept.vectors.values() for x in vector)]
             tensors += [x for x in learned if isinstance(x, Tensor)]
     if tensors and not torch.compiler.is_compiling():
         ranks.broadcast([*tensors, *scalars])

@@ -7,6 +7,7 @@ param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -36,52 +37,38 @@ class Store:
     ``keys``: parameters that have taken the same steps share one count, and so one pass over memory.
     """
 
-    def __init__(
-        self,
-        state: Mapping[Tensor, dict[str, Any]],
-        groups: Sequence[Mapping[str, Any]],
-        owners: list[Tensor],
-        memory: float,
-    ) -> None:
+    def __init__(self, state: Mapping[Tensor, dict[str, Any]], owners: list[Tensor], memory: float) -> None:
         self._state, self._owners, self._memory = state, owners, memory
-        self.keys: list[Hashable] | None = None
-        counting = [g["params"] for g in groups if g["metric"].state or g["average"] is not None]
-        counted = [(p, k) for k, params in enumerate(counting) for p in params]
-        fresh: dict[Hashable, Tensor] = {}  # one count for all of a group that start together
-        first: dict[int, int] = {}  # the group that a count belongs to: another one may stand still, with η = 0
-        for p, k in counted:
-            kind = k, p.device, accumulator(p.dtype)
-            if "t" not in state[p]:
-                state[p]["t"] = fresh.setdefault(kind, torch.zeros((), dtype=kind[2], device=kind[1]))
-            elif first.setdefault(id(t := state[p]["t"]), k) != k:
-                state[p]["t"] = fresh.setdefault((k, id(t)), t.clone())
-        if counted:
-            if len(counted) < len(state):
-                _part(state, owners)
-            self.keys = [id(state[p].get("t")) if p in state else None for p in owners]
+        self.keys: list[Hashable] = [id(state[p].get("t")) if p in state else None for p in owners]
+        self._counted = Counter(id(own["t"]) for own in state.values() if isinstance(own, dict) and "t" in own)
 
     def kept(self, group: Group, at: Sequence[int]) -> Kept:
         """What is kept for the parameters of a bucket."""
-        owners, metric, auto = [self._owners[i] for i in at], group.metric, group.auto
-        if not (metric.state or self._memory or group.momentum or auto or group.average is not None):
-            return Kept([{}] * len(owners), None)
+        metric, average = group.metric, group.average is not None
+        wanted = {"q": self._memory, "z": group.momentum, "average": average, "moved": group.auto}
+        if not (metric.state or any(wanted.values())):
+            return Kept([{}] * len(at), None, {})
+        owners = [self._owners[i] for i in at]
         states = [self._state[p] for p in owners]
         for p, own in zip(owners, states, strict=True):
             if metric.state and not any(name in own for name in metric.state):
                 own.update(metric.start(p.detach()))
-        sharded = metric.elementwise and any(local(p) is not p for p in owners)
+        if metric.state or average:
+            self._count(owners[0], states)
+        vectors, count = {k: _tensors(k, owners, states) for k in wanted if wanted[k]}, states[0].get("t")
+        if metric.elementwise and any(local(p) is not p for p in owners):
+            return Kept([{name: local(own[name]) for name in metric.state} for own in states], count, vectors)
+        return Kept(states, count, vectors)
 
-        def tensors(name: str, wanted: object) -> list[Tensor] | None:
-            return _tensors(name, owners, states) if wanted else None
-
-        return Kept(
-            [{name: local(own[name]) for name in metric.state} for own in states] if sharded else states,
-            states[0].get("t"),
-            q=tensors("q", self._memory),
-            z=tensors("z", group.momentum),
-            mean=tensors("average", group.average is not None),
-            moved=tensors("moved", auto),
-        )
+    def _count(self, p: Tensor, states: Sequence[dict[str, Any]]) -> None:
+        """Give the parameters of a bucket a count of their own: others with the same one may not take this step."""
+        t = states[0].get("t")
+        if t is None:
+            t = torch.zeros((), dtype=accumulator(p.dtype), device=p.device)
+        elif self._counted[id(t)] > len(states):
+            t = t.clone()
+        for own in states:
+            own["t"] = t
 
 
 def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
@@ -96,17 +83,6 @@ def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any
         elif own[name].dtype != dtype:  # the model was converted
             own[name] = own[name].to(dtype)
     return [local(own[name]) for own in states]
-
-
-def _part(state: Mapping[Tensor, dict[str, Any]], owners: Sequence[Tensor]) -> None:
-    """Parameters that do not take this step no longer share the count of those that do."""
-    present = {id(p) for p in owners}
-    moving = {id(state[p]["t"]) for p in owners if "t" in state.get(p, {})}
-    kept: dict[int, Tensor] = {}
-    for p, own in state.items():
-        t = own.get("t") if id(p) not in present and isinstance(own, dict) else None
-        if t is not None and id(t) in moving:
-            own["t"] = kept.setdefault(id(t), t.clone())
 
 
 def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxsvm._kernels.step import Kernels, Streams
+from proxsvm._kernels.step import Kernels
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -44,7 +44,7 @@ def stepped(params, **options):
 
 def is_compiled(optimizer):
     params = optimizer.param_groups[0]["params"]
-    return optimizer._kernels.bind(0, params, Streams([p.grad for p in params])) is not None
+    return optimizer._kernels.bind(0, {"w": params, "g": [p.grad for p in params]}) is not None
 
 
 def test_the_default_is_the_loops_and_false_never():
@@ -93,8 +93,8 @@ def test_other_orders_of_memory(same):
 def test_a_gradient_whose_memory_has_the_other_sign():
     x = torch.tensor([1 + 2j]).conj().imag  # −2, kept as 2
     assert x.is_neg()
-    loops = Kernels(True).bind(0, [torch.ones(1)], Streams([x]))
-    assert float(loops.products(1, 0, None, None, memory=False, decay=True).wx) == -2
+    loops = Kernels(True).bind(0, {"w": [torch.ones(1)], "g": [x]})
+    assert float(loops.products(1, 0, None, None, decay=True).wx) == -2
 
 
 # Threads and processes.

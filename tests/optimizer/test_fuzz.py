@@ -145,7 +145,7 @@ class Training(RuleBasedStateMachine):
             self.assert_unchanged(before)
 
     @precondition(lambda self: not self.changed)
-    @rule(seed=st.integers(0, 9), at=st.integers(1, 600))
+    @rule(seed=st.integers(0, 9), at=st.integers(1, 900))
     def step_and_be_interrupted(self, seed: int, at: int) -> None:
         """Anywhere in the optimizer's own code: the weights are as before, or the step is complete."""
         before = [p.detach().clone() for p in self.model.parameters()]

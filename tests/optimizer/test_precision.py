@@ -224,3 +224,16 @@ def test_automatic_eta_leaves_the_start_in_bfloat16(start):
         w.grad = torch.ones_like(w)
         optimizer.step(loss=1e6)
     assert (w < begin).all()
+
+
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("size", [1e9, 1e15, 1e17])
+def test_a_huge_gradient_does_not_swallow_the_velocity(size, fused):
+    """γ η is tiny, and the step beside the velocity is nothing: z ← 0.9 z."""
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.1, 0.9, fused=fused)
+    optimizer.state[w]["z"] = torch.full((3,), 10 / 3)
+    w.grad = torch.full((3,), size)
+    optimizer.step(loss=1.0)
+    torch.testing.assert_close(optimizer.state[w]["z"], torch.full((3,), 3.0))
+    torch.testing.assert_close(w.detach(), torch.full((3,), 2.7))
