@@ -2,8 +2,8 @@
 
 A block is one sequence i of T positions, with scores v = X_i W, ``[T, K]``, and A, ``[K, K]``. Moving its part of the
 dual point by ``ds`` (labels, ``[T, K]``) and ``de`` (pairs of labels, ``[K, K]``) moves W by −C X_iᵀ ds, A by −C de,
-and v by −C G ds with G = X_i X_iᵀ. A sweep visits the sequences in ``order`` and returns the sum of their gaps, each
-when it was visited; with ``move`` False nothing moves, and the sum is the gap of the dual point.
+and v by −C G ds with G = X_i X_iᵀ. A sweep visits the sequences in ``order`` and writes their gaps, each when it was
+visited, to ``gaps``, ``[n]``; with ``move`` False nothing moves, and their sum is the gap of the dual point.
 """
 
 from __future__ import annotations
@@ -156,13 +156,13 @@ def step(
 
 @njit
 def sweep_likelihood(
-    x: Sequences, order: Array, W: Array, A: Array, C: float, move: bool, mu: Array, e: Array, c: Array
-) -> float:
+    x: Sequences, order: Array, gaps: Array, W: Array, A: Array, C: float, move: bool, mu: Array, e: Array, c: Array
+) -> None:
     """Frank-Wolfe steps towards the marginals; ``mu``, ``e`` and the offset ``c`` are convex combinations of them.
 
     ``mu``: ``[N, K]`` for all positions, ``e``: ``[n, K, K]``, ``c``: ``[n]``.
     """
-    K, longest, total = len(A), (x.starts[1:] - x.starts[:-1]).max(), 0.0
+    K, longest = len(A), (x.starts[1:] - x.starts[:-1]).max()
     G_, buffer, de = np.empty((longest, longest)), np.zeros(len(W)), np.empty((K, K))
     buffers = np.empty((4, longest, K))
     for i in order:
@@ -175,7 +175,7 @@ def sweep_likelihood(
             log_z = marginals(v, A, alpha, ds, de)
             gain = log_z - c[i] - (own * v).sum() - (e[i] * A).sum()
             if repeat == 0:
-                total += gain
+                gaps[i] = gain
                 if not move:
                     break
                 gram(x, first, T, buffer, G)
@@ -188,7 +188,6 @@ def sweep_likelihood(
             c[i] += gamma * (entropy - c[i])
         if move:
             update(x, first, T, W, moved, -C)
-    return total
 
 
 @njit
@@ -204,14 +203,23 @@ def evaluate(v: Array, A: Array, paths: Array, value: Array) -> None:
 
 @njit
 def sweep_hinge(
-    x: Sequences, order: Array, W: Array, A: Array, C: float, move: bool, costs: Array, paths: Array, weight: Array
-) -> float:
+    x: Sequences,
+    order: Array,
+    gaps: Array,
+    W: Array,
+    A: Array,
+    C: float,
+    move: bool,
+    costs: Array,
+    paths: Array,
+    weight: Array,
+) -> None:
     """At most ten pairwise steps over a sequence's working set, which the best labelling has joined where it has space.
 
     ``costs``: of each label at each position, ``[N, K]``; ``paths``: the working sets, ``[N, M]``, with ``weight``,
     ``[n, M]``.
     """
-    K, longest, total = len(A), (x.starts[1:] - x.starts[:-1]).max(), 0.0
+    K, longest = len(A), (x.starts[1:] - x.starts[:-1]).max()
     G_, buffer, de = np.empty((longest, longest)), np.zeros(len(W)), np.empty((K, K))
     buffers, best_, value = np.empty((4, longest, K)), np.empty(longest, np.int64), np.empty(weight.shape[1])
     for i in order:
@@ -223,7 +231,7 @@ def sweep_hinge(
         top = viterbi(v, A, alpha, best)
         evaluate(v, A, path, value)
         gain = top - (a * value).sum()
-        total += gain
+        gaps[i] = gain
         if not move or gain <= 1e-12 * abs(top):
             continue
         free = np.where(a > 0, np.inf, value).argmin()
@@ -249,4 +257,3 @@ def sweep_hinge(
             a[up] += gamma
             a[down] -= gamma
         update(x, first, T, W, moved, -C)
-    return total

@@ -19,11 +19,15 @@ import torch
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
 from proxsvm._ranks import ProcessGroup, ranks_of
+from proxsvm.estimators.logistic import Logistic
 from proxsvm.estimators.ranks import Found, Shard, agree, blocks_of, exchange, is_mapped, solve_in_rounds
+from proxsvm.losses import BinaryCrossEntropy, CrossEntropy
 from proxsvm.losses.base import Atom, ConvexLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW, Trace
+from proxsvm.solvers._arrays import to_numpy
 from proxsvm.solvers._block.base import is_feasible
+from proxsvm.solvers.base import Callback, Progress
 
 sklearn_base = load("sklearn.base", extra="estimators")
 sklearn_utils = load("sklearn.utils", extra="estimators")
@@ -31,6 +35,7 @@ validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
+SMALL = 2_000_000  # entries of dense features, up to which the cross-entropy is solved in the primal
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
 
@@ -134,7 +139,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             solver, sigma = self._solver(eta if ranks is None or ranks.rank == 0 else None), sum(m > 0 for m in masses)
             with one_thread(n * shard.weight.numel() < MANY):
                 found = solve_in_rounds(shard, ranks, eta, sigma, solver)
-        if self.warm_start:
+        if self.warm_start and found.atom is not None:
             self._before = found.atom, target, _fingerprint(loss)
         self.n_iter_ = found.rounds
         self.dual_gap_ = found.gap * eta  # the problem is the SVM's objective over η
@@ -174,6 +179,11 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
     ) -> Found:
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
+        small = not hasattr(X, "tocoo") and X.size <= SMALL
+        if self.solver is None and (isinstance(loss, BinaryCrossEntropy) or (isinstance(loss, CrossEntropy) and small)):
+            found = self._logistic(loss, features, target, out, omega, eta)
+            if found.relative <= self.tol or found.rounds >= self.max_iter:
+                return found
         for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
             rows = features.astype(dtype, copy=False)
             problem = ProxProblem.from_features(
@@ -193,13 +203,35 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         gap, primal = max(float(point.gap), 0.0), float(point.dual + point.gap)
         return Found(weight, primal, gap, relative, max(point.steps, 1), point.atom)
 
+    def _logistic(
+        self, loss: ConvexLoss, X: Array, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
+    ) -> Found:
+        """By L-BFGS and Newton's method in the primal."""
+        scores, y = loss.prepare(torch.zeros((len(target), *out), dtype=torch.float64), torch.as_tensor(target))
+        p = loss.coefficients(scores, y, None if omega is None else torch.as_tensor(omega))
+        known = loss.lower_bound(scores, y)
+        c = eta * (np.full(len(target), p) if isinstance(p, float) else to_numpy(p))
+        floor = 0.0 if known is None else float(c @ to_numpy(known)) / eta
+        progress = Progress(floor, tol=self.tol, callback=self._callback(None, eta))
+        problem = Logistic(X.astype(np.float64, copy=False), loss.hull(scores, y), c, eta, progress)
+        start = None
+        if self.warm_start and hasattr(self, "coef_"):
+            before = np.column_stack([self.coef_, self.intercept_ / self.intercept_scaling][: 1 + self.fit_intercept])
+            start = before if before.shape == problem.shape else None
+        problem.minimise(start, self.max_iter)
+        weight = torch.as_tensor(problem.weight).reshape(*out, -1)
+        primal, gap = problem.P / eta, max(problem.P - problem.D, 0.0) / eta
+        return Found(weight, primal, gap, gap / (primal - floor) if gap else 0.0, max(problem.iterations, 1), None)
+
     def _solver(self, eta: float | None) -> BlockFW:
         """With the estimator's options; reports its progress in units of the objective, unless ``eta`` is None."""
         seed = int(sklearn_utils.check_random_state(self.random_state).randint(2**31))
-        solver = replace(self.solver or BlockFW(), tol=self.tol, max_passes=self.max_iter, seed=seed)
-        if self.verbose and eta is not None:
-            solver = replace(solver, callback=_Progress(type(self).__name__, eta, solver.callback))
-        return solver
+        solver = self.solver or BlockFW()
+        callback = self._callback(solver.callback, eta)
+        return replace(solver, tol=self.tol, max_passes=self.max_iter, seed=seed, callback=callback)
+
+    def _callback(self, then: Callback | None, eta: float | None) -> Callback | None:
+        return _Progress(type(self).__name__, eta, then) if self.verbose and eta is not None else then
 
     def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
         solver = self._solver(eta)

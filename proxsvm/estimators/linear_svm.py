@@ -84,10 +84,11 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         """
         self._check_options()
         X, y = self._check_data(X, y, multi_output=True)
-        multiclass.check_classification_targets(y)
-        several = multiclass.type_of_target(y) == "multilabel-indicator"
-        if not several:
-            y = validation.column_or_1d(y, warn=True)
+        several = False
+        if y.ndim > 1 or y.dtype.kind not in "biu":  # the check takes as long as a small fit
+            multiclass.check_classification_targets(y)
+            several = multiclass.type_of_target(y) == "multilabel-indicator"
+            y = y if several else validation.column_or_1d(y, warn=True)
         loss = self._make_loss(several)
         indices: Any = None
         counts: Any = None

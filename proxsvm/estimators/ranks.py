@@ -220,14 +220,14 @@ class Shard:
 
 
 class Found(NamedTuple):
-    """The weights of the best round, its P and a certified P − D, both over η; rounds, and this rank's dual point."""
+    """The best weights, their P and a certified P − D, both over η; rounds, and this rank's dual point, if known."""
 
     weight: Tensor
     primal: float
     gap: float
     relative: float
     rounds: int
-    atom: Atom
+    atom: Atom | None
 
 
 def solve_in_rounds(shard: Shard, ranks: Ranks | None, eta: float, sigma: int, solver: BlockFW) -> Found:

@@ -12,8 +12,8 @@ from sklearn.preprocessing import StandardScaler, scale
 from sklearn.svm import LinearSVC
 from sklearn.svm import LinearSVR as SklearnSVR
 
-from proxsvm.estimators import LinearSVM, LinearSVR
-from proxsvm.losses import BinaryCrossEntropy, MultiClassHinge
+from proxsvm.estimators import LinearSVM, LinearSVR, logistic
+from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge
 from proxsvm.solvers import BlockFW
 
 X, y = load_wine(return_X_y=True)
@@ -166,3 +166,37 @@ def test_pandas_in_and_a_pipeline_with_set_output():
     np.testing.assert_array_equal(pipeline.predict(table), LinearSVM(C=0.1).fit(X, y).predict(X))
     with pytest.raises(ValueError, match="feature names"):
         pipeline[-1].predict(table[table.columns[::-1]])
+
+
+LIKELIHOODS = {
+    "classes": (CrossEntropy(), y),
+    "two classes": (CrossEntropy(), y > 0),
+    "smoothed": (CrossEntropy(label_smoothing=0.1), y),
+    "weighted classes": (CrossEntropy(weight=torch.tensor([1.0, 2.0, 0.5])), y),
+    "labels": (BinaryCrossEntropy(pos_weight=2.0), np.stack([y > 0, y == 1], 1).astype(int)),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("C", [1e-3, 1.0, 1e3])
+def test_likelihoods_in_the_primal_and_in_the_dual_agree(name, C):
+    loss, target = LIKELIHOODS[name]
+    weight = np.random.default_rng(0).integers(0, 3, len(X))
+    primal, dual = (
+        LinearSVM(loss=loss, C=C, tol=1e-6, max_iter=20_000, solver=solver).fit(X, target, weight)
+        for solver in (None, BlockFW())
+    )
+    low, high = dual.objective_ - dual.dual_gap_, dual.objective_
+    assert 0 <= primal.dual_gap_ <= 1e-6 * primal.objective_
+    assert low <= primal.objective_ * (1 + 1e-9)
+    assert primal.objective_ - primal.dual_gap_ <= high * (1 + 1e-9)
+
+
+def test_more_weights_than_a_hessian_may_have_are_left_to_l_bfgs(monkeypatch):
+    exact = LinearSVM(loss="log_loss", tol=1e-6).fit(X, y)
+    monkeypatch.setattr(logistic, "MAX_SIDE", 1)
+    found = LinearSVM(loss="log_loss", tol=1e-6).fit(X, y)
+    assert found.n_iter_ > exact.n_iter_
+    assert found.objective_ == pytest.approx(exact.objective_, rel=1e-6)
+    again = LinearSVM(loss="log_loss", tol=1e-6, warm_start=True).fit(X, y).fit(X, y)
+    assert again.n_iter_ < found.n_iter_

@@ -48,10 +48,6 @@ class BlockState(ABC):
 
     overhead = 100.0
 
-    def stiffness(self, h: Array) -> float:
-        """The blocks' mean curvature, of which h, ``[n]``, is the quadratic part, over the hull's own; 0 if unknown."""
-        return 0.0
-
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible atom for each sample."""

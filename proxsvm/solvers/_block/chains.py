@@ -19,10 +19,12 @@ class ChainBlocks(ABC):
     ``X``: all positions, CSR ``[N, F]``; sequence i begins at row ``starts[i]``; ``labels``: ``[N]``, below K.
     """
 
+    inner = 0  # further sweeps of a pass, over the sequences whose gap is above the mean
     state: tuple[Array, ...]  # a dual point of sequences of these lengths, whatever their features and labels are
 
     def __init__(self, X: Any, starts: Array, labels: Array, K: int, C: float) -> None:
         self.X, self.C, self.n = X, C, len(starts) - 1
+        self.gaps = np.zeros(self.n)
         from proxsvm._kernels.chain_blocks import Sequences  # it imports numba
 
         self.rows = Sequences(X.data, X.indices, X.indptr, starts)
@@ -33,8 +35,8 @@ class ChainBlocks(ABC):
         np.add.at(self.pairs, (self.owner[self.later], labels[self.later - 1], labels[self.later]), 1.0)
 
     @abstractmethod
-    def sweep(self, order: Array, move: bool) -> float:
-        """Improve the sequences in ``order``; see :mod:`proxsvm._kernels.chain_blocks`."""
+    def sweep(self, order: Array, move: bool) -> None:
+        """Improve the sequences in ``order``, and keep their gaps; see :mod:`proxsvm._kernels.chain_blocks`."""
 
     @abstractmethod
     def expected(self) -> tuple[Array, Array]:
@@ -53,7 +55,8 @@ class ChainBlocks(ABC):
         mu, e = self.expected()
         self.W: Array = self.C * (self.X.T @ (self.one_hot - mu))
         self.A: Array = self.C * (self.pairs.sum(0) - e)
-        return self.dual(), max(self.C * self.sweep(np.arange(self.n), False), 0.0)
+        self.sweep(np.arange(self.n), False)
+        return self.dual(), max(self.C * float(self.gaps.sum()), 0.0)
 
     def solve(self, rng: Any, *, tol: float, max_passes: int, callback: Callback) -> tuple[int, float, float]:
         """Pass over the sequences until (P − D)/P ≤ tol; returns the number of passes, D and the certified gap.
@@ -64,8 +67,10 @@ class ChainBlocks(ABC):
         dual, gap = self.certify()
         while not progress.stop(passes, dual, gap) and passes < max_passes:
             passes += 1
-            gap = self.C * self.sweep(rng.permutation(self.n), True)
-            dual = self.dual()
+            self.sweep(rng.permutation(self.n), True)
+            gap, dual = self.C * float(self.gaps.sum()), self.dual()
+            for _ in range(self.inner):
+                self.sweep(rng.permutation(np.flatnonzero(self.gaps > self.gaps.mean())), True)
             if not gap > progress.enough(dual, gap) or passes == max_passes:
                 dual, gap = self.certify()
         return passes, dual, gap
@@ -78,11 +83,11 @@ class ChainLikelihoodBlocks(ChainBlocks):
         super().__init__(X, starts, labels, K, C)
         self.state = self.one_hot.copy(), self.pairs.copy(), np.zeros(self.n)
 
-    def sweep(self, order: Array, move: bool) -> float:
+    def sweep(self, order: Array, move: bool) -> None:
         """Two Frank-Wolfe steps per sequence, towards its marginals."""
         from proxsvm._kernels.chain_blocks import sweep_likelihood  # it imports numba
 
-        return float(sweep_likelihood(self.rows, order, self.W, self.A, self.C, move, *self.state))
+        sweep_likelihood(self.rows, order, self.gaps, self.W, self.A, self.C, move, *self.state)
 
     def expected(self) -> tuple[Array, Array]:
         """The state itself."""
@@ -96,20 +101,21 @@ class ChainLikelihoodBlocks(ChainBlocks):
 class ChainHingeBlocks(ChainBlocks):
     """State: a working set of M labellings for each sequence, ``[N, M]``, and their weights ``[n, M]``."""
 
+    inner = 3
+
     def __init__(self, X: Any, starts: Array, labels: Array, K: int, C: float) -> None:
         super().__init__(X, starts, labels, K, C)
         self.costs = 1.0 - self.one_hot  # Δ is the number of wrong labels
         self.state = np.repeat(labels[:, None], 8, 1).astype(np.int16), np.repeat(np.eye(1, 8), self.n, 0)
 
-    def sweep(self, order: Array, move: bool) -> float:
+    def sweep(self, order: Array, move: bool) -> None:
         """Pairwise steps; where a working set is full, all of them get twice the space."""
         from proxsvm._kernels.chain_blocks import sweep_hinge  # it imports numba
 
-        total = float(sweep_hinge(self.rows, order, self.W, self.A, self.C, move, self.costs, *self.state))
+        sweep_hinge(self.rows, order, self.gaps, self.W, self.A, self.C, move, self.costs, *self.state)
         paths, weight = self.state
         if weight.all(1).any():
             self.state = np.hstack([paths, paths]), np.hstack([weight, np.zeros_like(weight)])
-        return total
 
     def _active(self) -> tuple[Array, Array, Array]:
         """The position, the index and the weight of every labelling whose weight is not 0."""

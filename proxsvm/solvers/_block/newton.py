@@ -8,6 +8,8 @@ over the displacement V of the weights is smooth,
 with the gradient V/η + Σ_i p_i s_i x_iᵀ and the (generalised) Hessian 1/η + Σ_i p_i (∂s_i/∂v) ⊗ x_i x_iᵀ. Its
 maximisers s_i are a dual point, with a certified gap. A smooth loss needs no h. V is in the span of X's rows: where
 there are more features than rows, it has as many coordinates as rows.
+
+For the hinge of Weston and Watkins the distance is that of α, s = α − σ e_y, whose hull is a box then.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm.losses.hulls import ClosedHull, EntropyBox, EntropySimplex, Simplex
+from proxsvm._scores import one_hot
+from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Rivals
 
 STEPS = 25  # about as many as a problem takes
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
@@ -55,23 +58,18 @@ class Newton:
         self.p, self.eta, self.u, self.shape = p, eta, u.t().contiguous(), shape
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
-        self.closed = isinstance(hull, ClosedHull)
-        self.low, self.high = self._bounds()
-        self.h = self.first = float(p @ self._losses(self.u) / p.sum()) or 1.0
+        self.rivals = 1 - one_hot(u, hull.target, hull.K).t() if isinstance(hull, Rivals) else None  # 0 at y
+        self.closed = isinstance(hull, ClosedHull | Rivals)
+        self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
+        self.h = self.first = self._value(self.V, self.U) / float(p.sum()) or 1.0
         self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is
         self.center = s.t().contiguous()
-        self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         if self.center.any():
             V = self._displacement(self.center)
             U = self.u + V @ self.X.t()
             if self._value(V, U) < self._value(self.V, self.U):  # block descent may be far from the primal solution
                 self.V, self.U = V, U
         self.s = self._respond(self.U)
-        self.entropy = isinstance(hull, EntropySimplex | EntropyBox)
-        M, F = self.V.shape
-        steps = factorisation(n, M, F) / (2 * n * M * F + 1e5)  # of conjugate gradients, in the same time
-        self.cg_steps = 2 * int(steps) if self.entropy and steps > 10 else 0
-        self.root: tuple[Tensor, Tensor, Tensor] | None = None  # of the conjugate gradients' preconditioner
 
     def _flat(self, x: Tensor) -> Tensor:
         return x.reshape(len(self.p), -1).t().contiguous()
@@ -79,94 +77,51 @@ class Newton:
     def _shaped(self, x: Tensor) -> Tensor:
         return x.t().reshape(self.shape)
 
-    def _bounds(self) -> tuple[Tensor, Tensor]:
-        """low ≤ s ≤ high; a simplex has no upper bounds of its own."""
-        hull = self.hull
-        if isinstance(hull, EntropySimplex):
-            return -self._flat(hull.q), torch.full_like(self.u, torch.inf)
-        if isinstance(hull, EntropyBox):
-            return -self._flat(hull.a), self._flat(hull.b)
-        return (self.u, self.u) if isinstance(hull, Simplex) else (self._flat(hull.low), self._flat(hull.high))
-
     def _displacement(self, s: Tensor) -> Tensor:
         return -self.eta * (self.p * s) @ self.X
 
     def _respond(self, U: Tensor) -> Tensor:
         """s at the scores U."""
-        if isinstance(self.hull, EntropySimplex):
-            return self.low - self.low.sum(0) * U.softmax(0)
-        if isinstance(self.hull, EntropyBox):
-            return self.low + (self.high - self.low) * U.sigmoid()
+        if self.rivals is not None:
+            margins = self._from_truth(U) + 1
+            return self._against_truth((margins / self.h + self.center).clamp(0, 1))
         if self.closed:
             return self._flat(self.hull.nearest(self._shaped(U + self.h * self.center), U.new_tensor(self.h)).s)
         return self._flat(self.hull.best(self._shaped(U)).s)
 
-    def _losses(self, U: Tensor) -> Tensor:
-        """ℓ(U), ``[n]``."""
-        if isinstance(self.hull, EntropySimplex):
-            return (self.low * U).sum(0) - self.low.sum(0) * U.logsumexp(0)
-        if isinstance(self.hull, EntropyBox):
-            return (self.low * U + (self.high - self.low) * -torch.nn.functional.logsigmoid(-U)).sum(0)
-        found: Tensor = self.hull.best(self._shaped(U)).b(self._shaped(U))
-        return found
+    def _from_truth(self, v: Tensor) -> Tensor:
+        """v_k − v_y."""
+        assert self.rivals is not None
+        return v - ((1 - self.rivals) * v).sum(0)
+
+    def _against_truth(self, alpha: Tensor) -> Tensor:
+        """α − σ e_y, of the α of the others."""
+        assert self.rivals is not None
+        alpha = self.rivals * alpha
+        return alpha - (1 - self.rivals) * alpha.sum(0)
 
     def _value(self, V: Tensor, U: Tensor) -> float:
         """P at the displacement V, whose scores are U."""
-        return float(self.p @ self._losses(U) + V.square().sum() / (2 * self.eta))
+        losses: Tensor = self.hull.best(self._shaped(U)).b(self._shaped(U))
+        return float(self.p @ losses + V.square().sum() / (2 * self.eta))
 
     def _curve(self, s: Tensor, moved: Tensor) -> Tensor:
         """(∂s/∂v) times ``moved``, the change of the scores."""
-        if isinstance(self.hull, EntropySimplex):
-            alpha = s - self.low
-            return alpha * (moved + (alpha * moved).sum(0) / self.low.sum(0).clamp(max=-1e-300))
-        if isinstance(self.hull, EntropyBox):
-            return (s - self.low) * (self.high - s) / (self.high - self.low).clamp(min=1e-300) * moved
+        if self.rivals is not None:
+            return self._against_truth(((s > 0) & (s < 1)) * self._from_truth(moved) / self.h)
         if self.closed:
             return self._flat(self.hull.tangent(self._shaped(s), self._shaped(moved)[None])[0]) / self.h
-        free = (s > self.low) & (s < self.high)  # a box under a paraboloid
+        if isinstance(self.hull, EntropySimplex):
+            q = self.hull.q.t()
+            alpha = s + q
+            return alpha * (moved - (alpha * moved).sum(0) / q.sum(0).clamp(min=1e-300))
+        s_ = self._shaped(s)  # a box under a paraboloid
+        free = self._flat((s_ > self.hull.low) & (s_ < self.hull.high))
         free = free & (s != 0) if getattr(self.hull, "band", 0.0) else free
         return free.to(s) * moved / float(self.hull.ridge)
 
-    def _direction(self, gradient: Tensor, enough: float) -> tuple[Tensor, Tensor]:
-        """d = −Hessian⁻¹ gradient, and by how much it moves the scores, by conjugate gradients where these converge."""
-        found = self._conjugate_gradients(gradient, enough) if self.cg_steps else None
-        if found is None:
-            d = self._factorised(gradient)
-            return d, d @ self.X.t()
-        return found
-
-    def _conjugate_gradients(self, gradient: Tensor, enough: float) -> tuple[Tensor, Tensor] | None:
-        """Preconditioned by 1/η + XᵀpX/K, nearly the Hessian at 0, up to a tenth; once that promises little, until the
-        residual r moves the displacement of the dual point, V + d − ηr, by little as well."""
-        if self.root is None:
-            gram = self.X.t() @ (self.p[:, None] * self.X) / max(len(gradient), 4 * isinstance(self.hull, EntropyBox))
-            gram.diagonal().add_(1 / self.eta)
-            scale = gram.diagonal().rsqrt()
-            L, failed = torch.linalg.cholesky_ex(scale[:, None] * gram * scale)
-            if failed:
-                self.cg_steps = 0
-            self.root = gram, scale, L
-        gram, scale, L = self.root
-        d, r = torch.zeros_like(gradient), -gradient
-        toward, moved, before, first = torch.zeros_like(gradient), torch.zeros_like(self.s), 1.0, math.inf
-        for step in range(self.cg_steps):
-            z = scale * torch.cholesky_solve((scale * r).t(), L).t()
-            now = float((r * z).sum())
-            first = now if step == 0 else first
-            if now <= 1e-2 * first and (
-                -float((d * gradient).sum()) > LAST * enough or self.eta**2 * float((r @ gram * r).sum()) <= enough / 2
-            ):
-                return d, moved
-            toward = z + now / before * toward
-            along = toward @ self.X.t()
-            image = (self.p * self._curve(self.s, along)) @ self.X + toward / self.eta
-            size, before = now / float((toward * image).sum()), now
-            d, moved, r = d + size * toward, moved + size * along, r - size * image
-        self.cg_steps = 0  # the weights of the samples differ by too much
-        return None
-
-    def _factorised(self, gradient: Tensor) -> Tensor:
-        """The Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
+    def _direction(self, gradient: Tensor) -> Tensor:
+        """−Hessian⁻¹ gradient; the Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
         M, F = gradient.shape
         hessian = torch.zeros(M, F, M, F, dtype=gradient.dtype)
         for k in range(M):
@@ -196,27 +151,21 @@ class Newton:
         Returns a dual point s, ``[n, M]``, its c, ``[n]``, and D up to that of (0, 0): Σ p (⟨s, u⟩ + c) − ‖V(s)‖²/(2η).
         """
         for _ in range(STEPS):
-            s = self.s
-            moved, promise = self._step(enough)
-            if self.closed or promise <= max(LAST * enough, 1e-15 * self.first):
+            if self._step() <= max(LAST * enough, 1e-15 * self.first) or self.closed:
                 break
-        if self.entropy:  # the displacement of s + (∂s/∂v) X d is V + d: its gap is of a higher order than that of s
-            change = self._curve(s, moved)
-            room = torch.where(change < 0, s - self.low, self.high - s).clamp(min=1e-300)
-            s = s + change * (0.95 / (change.abs() / room).amax(0).clamp(min=0.95))  # within the hull
-        else:
-            s = self.s
-        offset: Tensor = self.hull.lift(self._shaped(s))
+        s = self.s
+        offset = self.hull.lift(self._shaped(s)) if self.rivals is None else (self.rivals * s).sum(0)
         lam = self.p @ ((s * self.u).sum(0) + offset)
         return s.t(), offset, float(lam - self._displacement(s).square().sum() / (2 * self.eta))
 
-    def _step(self, enough: float) -> tuple[Tensor, float]:
-        """Move V along Newton's direction d, with a line search; returns X d, and twice the decrease it promised."""
+    def _step(self) -> float:
+        """Move V along Newton's direction d, with a line search; returns twice the decrease it promised."""
         if self.solved:
             self.center, self.h, self.tries = self.s, max(SHRINK * self.h, self.floor), 0
             self.s = self._respond(self.U)
         gradient = (self.V - self._displacement(self.s)) / self.eta
-        d, moved = self._direction(gradient, enough)
+        d = self._direction(gradient)
+        moved = d @ self.X.t()
         t, promise = 1.0, -float((gradient * d).sum())
         low, high = 0.0, math.inf
         for _ in range(60):  # the slope has kinks, where Newton's step may overshoot
@@ -232,7 +181,7 @@ class Newton:
         self.tries += 1
         if self.closed:
             self.solved = promise <= SOLVED * self._value(self.V, self.U) or self.tries == MAX_TRIES
-        return moved, promise
+        return promise
 
     def _slope(self, t: float, d: Tensor, moved: Tensor) -> float:
         """The derivative of φ along d, at t, whose s becomes the current one."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached
-from proxsvm.losses.hulls import EntropyBox
+from proxsvm.losses.hulls import Rivals
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy
@@ -25,7 +25,6 @@ SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean 
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
 PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
-STIFF, TALL = 10.0, 15  # Newton's method is faster above this curvature, or with more rows than this for each weight
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -59,11 +58,8 @@ class RowBlocks(Blocks):
         self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
         self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
         self.newton: newton.Newton | None = None  # takes over where block steps are slow
-        able = (
-            (exact is not None or isinstance(self.hull, EntropyBox))
-            and features.device.type == "cpu"
-            and self.scale > 0
-        )
+        able = exact is not None or (isinstance(self.hull, Rivals) and self.hull.k is None)
+        able = able and features.device.type == "cpu" and self.scale > 0
         self.newton_work = newton.work(len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
@@ -143,10 +139,6 @@ class RowBlocks(Blocks):
         """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
-        if self.newton_work < math.inf:
-            stiffness = math.inf if isinstance(self.hull, EntropyBox) else self.state.stiffness(self.model.h)
-            if stiffness > (0.0 if len(self.p) > TALL * self.W.size else STIFF):
-                return True
         passes = len(self.history)
         if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False

@@ -94,10 +94,6 @@ class EntropyState(BlockState):
 
     overhead = 500.0  # exponentials and logarithms
 
-    def stiffness(self, h: Array) -> float:
-        """See :meth:`BlockState.stiffness`; the entropy's own curvature is 1 or more."""
-        return float((h * self.mass).mean())
-
     def __init__(self, hull: EntropySimplex) -> None:
         self.q = to_numpy(hull.q)
         self.mass = self.q.sum(1)
