@@ -34,6 +34,8 @@ class ClassLoss(ConvexLoss):
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """As for every loss; where every pixel is a sample, weights and values have the shape of the pixels."""
+        if self.weight is None and sample_weight is None and self._is_plain(scores, target):
+            return self._value(scores, target, 1 / len(scores) if self.reduction == "mean" else 1.0)
         if not isinstance(scores, Tensor) or scores.dim() <= 2:
             return super().forward(scores, target, sample_weight)
         grid = scores.shape[:1] + scores.shape[2:]
@@ -41,6 +43,17 @@ class ClassLoss(ConvexLoss):
             sample_weight = sample_weight.reshape(-1)
         value = super().forward(scores, target, sample_weight)
         return value.reshape(grid) if self.reduction == "none" else value
+
+    def _is_plain(self, scores: Any, target: Any) -> bool:
+        """Whether the input is in standard form and every sample counts, which is most of the time, and cheap to see."""
+        if not (isinstance(scores, Tensor) and isinstance(target, Tensor) and target.dtype is torch.long):
+            return False
+        if scores.dtype not in (torch.float32, torch.float64) or scores.dim() != 2 or not scores.numel():
+            return False
+        if scores.layout is not torch.strided or target.shape != scores.shape[:1]:
+            return False
+        low, high = (known(x) for x in target.aminmax())
+        return low is not None and 0 <= low <= high < scores.shape[1] and not low <= self.ignore_index <= high
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Check that the scores are ``[n, K]`` and the target ``[n]`` integers in [0, K), or to be ignored."""

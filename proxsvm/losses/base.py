@@ -205,7 +205,10 @@ class ConvexLoss(nn.Module):
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """Σ_i p_i ℓ(u_i; y_i), with the :class:`Origin` from which a solver makes its problem."""
         u, y = self.prepare(scores, target)
-        p = self.coefficients(u, y, sample_weight)
+        return self._value(u, y, self.coefficients(u, y, sample_weight))
+
+    def _value(self, u: Any, y: Any, p: Tensor | float) -> Tensor:
+        """The same, of prepared scores and the weight of each sample."""
         with without_autocast(parts(u)[0]):
             each, atom = self.values(u, y)
             if self.reduction == "none":

@@ -183,9 +183,9 @@ class Simplex(ClosedHull):
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
         k, margin = rival(v, self.target, self.cost)
-        one = (margin > 0).to(v)
-        s = torch.zeros_like(v).scatter(1, k[:, None], one[:, None]).scatter(1, self.target[:, None], -one[:, None])
-        return Atom(s, one * self.cost.gather(1, k[:, None]).squeeze(1), margin.relu())
+        one = (margin > 0).to(v)[:, None]
+        s = torch.zeros_like(v).scatter_(1, k, one).scatter_(1, self.target[:, None], -one)
+        return Atom(s, (one * self.cost.gather(1, k)).squeeze(1), margin.relu())
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
@@ -215,19 +215,20 @@ class Simplex(ClosedHull):
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The wrong class k with the largest v_k + cost_k, and its margin v_k − v_y + cost_k, ``[n]``; differentiable in v.
+    """The wrong class with the largest v_k + cost_k, ``[n, 1]``, and its margin v_k − v_y + cost_k, ``[n]``.
 
-    ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the margin 0.
+    The margin is differentiable in v. ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the
+    margin 0.
 
     >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), None)
-    (tensor([2]), tensor([0.5000]))
+    (tensor([[2]]), tensor([0.5000]))
     """
     at = y[:, None]
     u = v.detach() if cost is None else v.detach() + cost
     k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # faster than argmax
     v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
     delta = k != at if cost is None else cost.gather(1, k)
-    return k.squeeze(1), v_k - v_y + delta.squeeze(1)
+    return k, v_k - v_y + delta.squeeze(1)
 
 
 def project_on_simplex(z: Tensor) -> Tensor:
