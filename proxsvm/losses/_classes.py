@@ -45,12 +45,8 @@ class ClassLoss(ConvexLoss):
         return value.reshape(grid) if self.reduction == "none" else value
 
     def _is_plain(self, scores: Any, target: Any) -> bool:
-        """Whether the input is in standard form and every sample counts, which is most of the time, and cheap to see."""
-        if not (isinstance(scores, Tensor) and isinstance(target, Tensor) and target.dtype is torch.long):
-            return False
-        if scores.dtype not in (torch.float32, torch.float64) or scores.dim() != 2 or not scores.numel():
-            return False
-        if scores.layout is not torch.strided or target.shape != scores.shape[:1]:
+        """Whether the input is in standard form and every sample counts, as most of the time."""
+        if not is_standard(scores, target):
             return False
         low, high = (known(x) for x in target.aminmax())
         return low is not None and 0 <= low <= high < scores.shape[1] and not low <= self.ignore_index <= high
@@ -109,6 +105,20 @@ class ClassLoss(ConvexLoss):
         if self.weight is not None:
             each = each * self.weight.to(scores)[self.classes(scores, target)]
         return each, each
+
+
+def is_standard(scores: Any, target: Any) -> bool:
+    """Whether these are scores ``[n, K]`` of at least single precision, and class indices ``[n]``."""
+    return (
+        isinstance(scores, Tensor)
+        and isinstance(target, Tensor)
+        and target.dtype is torch.long
+        and scores.dtype in (torch.float32, torch.float64)
+        and scores.layout is torch.strided
+        and scores.dim() == 2
+        and scores.numel() > 0
+        and target.shape == scores.shape[:1]
+    )
 
 
 def as_cost(cost: Tensor) -> Tensor:

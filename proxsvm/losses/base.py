@@ -13,19 +13,7 @@ from torch import Tensor, nn
 from proxsvm._scores import Scores, detached, like, parts, require, widened, without_autocast
 from proxsvm.losses.hulls import Atom, Hull
 
-__all__ = [
-    "Atom",
-    "ConvexLoss",
-    "Origin",
-    "PiecewiseLinearLoss",
-    "Reduction",
-    "Scores",
-    "detached",
-    "like",
-    "parts",
-    "require",
-    "without_autocast",
-]
+__all__ = ["Atom", "ConvexLoss", "Origin", "Reduction", "Scores", "detached", "like", "parts", "without_autocast"]
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 

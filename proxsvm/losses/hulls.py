@@ -184,7 +184,7 @@ class Simplex(ClosedHull):
         """The wrong class with the largest margin, or 0 where none is positive."""
         k, margin = rival(v, self.target, self.cost)
         one = (margin > 0).to(v)[:, None]
-        s = torch.zeros_like(v).scatter_(1, k, one).scatter_(1, self.target[:, None], -one)
+        s = torch.zeros_like(v).scatter(1, k, one).scatter(1, self.target[:, None], -one)
         return Atom(s, (one * self.cost.gather(1, k)).squeeze(1), margin.relu())
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._scores import inner, known, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
@@ -47,13 +48,16 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
 
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
         """In a handful of operations; the hinge's are differentiated by autograd."""
+        y = self.classes(scores, target)
         if not self.smooth:
-            y = self.classes(scores, target)
             return rival(scores, y, self._costs(scores, y))[1].relu(), None
         u = self.expand(scores, target)
         with torch.no_grad():
             atom, soft = self._direction(u.detach(), target)
-        return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
+        hinge, entropy = rival(u, y, self._costs(u, y))[1].relu(), F.cross_entropy(u, y, reduction="none")
+        return torch.where(soft, atom.value + (entropy - entropy.detach()), hinge), atom
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
@@ -71,15 +75,14 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
 
     def _direction(self, scores: Tensor, target: Tensor) -> tuple[Atom, Tensor]:
         """The atom of a training step, and where it is the smoothed one, ``[n]``; the others are searched alone."""
-        atom = self.smoothed(scores, target)
-        assert atom.value is not None
+        atom: Any = self.smoothed(scores, target)
         soft = atom.value > 0
         every = known(soft.all())
         if every is None:  # which ones cannot be known without synchronising
             atom = atom.where(soft, self.oracle(scores, target))
         elif not every:
             rows = (~soft).nonzero().squeeze(1)
-            exact = self.oracle(scores[rows], target[rows])
+            exact: Any = self.oracle(scores[rows], target[rows])
             atom.s[rows], atom.offset[rows], atom.value[rows] = exact.s, exact.offset, exact.value
         return atom, soft
 
