@@ -109,16 +109,10 @@ class ClassLoss(ConvexLoss):
 
 def is_standard(scores: Any, target: Any) -> bool:
     """Whether these are scores ``[n, K]`` of at least single precision, and class indices ``[n]``."""
-    return (
-        isinstance(scores, Tensor)
-        and isinstance(target, Tensor)
-        and target.dtype is torch.long
-        and scores.dtype in (torch.float32, torch.float64)
-        and scores.layout is torch.strided
-        and scores.dim() == 2
-        and scores.numel() > 0
-        and target.shape == scores.shape[:1]
-    )
+    if not (isinstance(scores, Tensor) and isinstance(target, Tensor) and scores.layout is torch.strided):
+        return False
+    types = scores.dtype in (torch.float32, torch.float64) and target.dtype is torch.long
+    return types and scores.dim() == 2 and scores.numel() > 0 and target.shape == scores.shape[:1]
 
 
 def as_cost(cost: Tensor) -> Tensor:

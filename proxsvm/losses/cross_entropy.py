@@ -46,7 +46,7 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         """``F.cross_entropy`` itself, where scores and target have its form; the general path says what is wrong."""
         if type(self) is CrossEntropy and sample_weight is None and is_standard(scores, target):
             try:
-                value = self._torch(scores, target, self.reduction)
+                value = self.formula(scores, target, self.reduction)
             except (IndexError, ValueError, RuntimeError):
                 return super().forward(scores, target)
             if value.requires_grad and self.reduction != "none":
@@ -54,15 +54,11 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return value
         return super().forward(scores, target, sample_weight)
 
-    def _torch(self, scores: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+    def formula(self, scores: Tensor, target: Tensor, reduction: Reduction = "none") -> Tensor:
         """Torch's own kernel; with probabilities there is no class to ignore."""
         weight = None if self.weight is None else self.weight.to(scores)
         ignore = -100 if target.is_floating_point() else self.ignore_index
         return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, self.label_smoothing)
-
-    def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """With torch's own kernel."""
-        return self._torch(scores, target, "none")
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,14 +51,6 @@ class Atom:
     def value_at(self, scores: Scores) -> Tensor:
         """b at the scores where the oracle found this atom, ``[n]``."""
         return self.b(scores) if self.value is None else self.value
-
-    def about(self, scores: Tensor, reference: Tensor) -> Atom:
-        """With its value at ``scores`` as ⟨s, u − reference⟩ + c, which does not cancel; ⟨s, reference⟩ must be 0.
-
-        A reference of −∞, the score of a true class that is masked, makes the value very large and not NaN.
-        """
-        finite = reference.clamp(min=torch.finfo(scores.dtype).min / 2)
-        return replace(self, value=self.b(scores - finite))
 
     def at(self, scores: Scores) -> Tensor:
         """b as a function of the scores where the oracle found this atom; its gradient is s."""
