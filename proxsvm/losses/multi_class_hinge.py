@@ -57,7 +57,7 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         if not torch.compiler.is_compiling():
             return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
         hinge, entropy = rival(u, y, self._costs(u, y))[1].relu(), F.cross_entropy(u, y, reduction="none")
-        return torch.where(soft, atom.value + (entropy - entropy.detach()), hinge), atom
+        return torch.where(soft, atom.value_at(u) + (entropy - entropy.detach()), hinge), atom
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
