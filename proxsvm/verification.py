@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,13 +106,21 @@ def verify(problem: ProxProblem, solver: DualSolver, *, exact: DualSolver | None
 
 
 def _solved(problem: ProxProblem, solver: DualSolver) -> DualPoint:
-    """What a solver finds; on a terminal, a line says what is being solved."""
+    """What a solver finds; on a terminal, a line says what is being solved, and how far an iterative solver is."""
+    if not sys.stderr.isatty():
+        return solver.solve(problem)
     entries, params = (sum(x.numel() for x in found) for found in (parts(problem.origin.scores), problem.params))
-    line = f"{type(solver).__name__}: {entries:,} score entries × {params:,} parameters …"
-    line = line if sys.stderr.isatty() else ""
-    print(line, end="\r" if line else "", file=sys.stderr, flush=True)
+    line = f"{type(solver).__name__}: {entries:,} score entries × {params:,} parameters"
+
+    def show(text: str) -> None:
+        print(f"{text:<100}", end="\r", file=sys.stderr, flush=True)
+
+    show(f"{line} …")
+    if getattr(solver, "callback", show) is None:
+        watched: Any = solver
+        solver = replace(watched, callback=lambda now: show(f"{line}, step {now.step}, gap {now.gap:.1e}"))
     point = solver.solve(problem)
-    print(" " * len(line), end="\r" if line else "", file=sys.stderr, flush=True)
+    show("")
     return point
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,10 +92,8 @@ def as_features(features: Any) -> Tensor:
     else:
         tensor = torch.as_tensor(features)
         if tensor.dim() == 2 and tensor.layout is not torch.strided:
-            coo = cast(Tensor, tensor.to_sparse_coo()).coalesce()  # type: ignore[no-untyped-call, unused-ignore]
-            rows = torch.bincount(coo.indices()[0], minlength=len(coo))
-            starts = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
-            tensor = _csr(starts, coo.indices()[1], coo.values(), coo.shape)
+            coo: Any = tensor.to_sparse_coo()  # type: ignore[no-untyped-call, unused-ignore]
+            tensor = _rows(coo.coalesce())
     if tensor.dim() != 2:
         raise ValueError(f"features have shape {tuple(tensor.shape)}; expected [n, F], one row per sample")
     if not tensor.is_floating_point():
@@ -105,11 +103,14 @@ def as_features(features: Any) -> Tensor:
 
 def _transposed(X: Tensor) -> Tensor:
     """Xᵀ; for sparse features as CSR again, for fast products."""
-    if X.layout is torch.strided:
-        return X.t()
+    return X.t() if X.layout is torch.strided else _rows(X.t())
+
+
+def _rows(sparse: Tensor) -> Tensor:
+    """A sparse matrix by its rows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns once that CSR is in beta
-        rows = X.t().to_sparse_csr()
+        rows = sparse.to_sparse_csr()
     return _csr(rows.crow_indices(), rows.col_indices(), rows.values(), rows.shape)
 
 

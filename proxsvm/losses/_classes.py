@@ -34,6 +34,8 @@ class ClassLoss(ConvexLoss):
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """As for every loss; where every pixel is a sample, weights and values have the shape of the pixels."""
+        if self.weight is None and sample_weight is None and self._is_plain(scores, target):
+            return self._value(scores, target, 1 / len(scores) if self.reduction == "mean" else 1.0)
         if not isinstance(scores, Tensor) or scores.dim() <= 2:
             return super().forward(scores, target, sample_weight)
         grid = scores.shape[:1] + scores.shape[2:]
@@ -41,6 +43,13 @@ class ClassLoss(ConvexLoss):
             sample_weight = sample_weight.reshape(-1)
         value = super().forward(scores, target, sample_weight)
         return value.reshape(grid) if self.reduction == "none" else value
+
+    def _is_plain(self, scores: Any, target: Any) -> bool:
+        """Whether the input is in standard form and every sample counts, as most of the time."""
+        if not is_standard(scores, target):
+            return False
+        low, high = (known(x) for x in target.aminmax())
+        return low is not None and 0 <= low <= high < scores.shape[1] and not low <= self.ignore_index <= high
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Check that the scores are ``[n, K]`` and the target ``[n]`` integers in [0, K), or to be ignored."""
@@ -96,6 +105,14 @@ class ClassLoss(ConvexLoss):
         if self.weight is not None:
             each = each * self.weight.to(scores)[self.classes(scores, target)]
         return each, each
+
+
+def is_standard(scores: Any, target: Any) -> bool:
+    """Whether these are scores ``[n, K]`` of at least single precision, and class indices ``[n]``."""
+    if not (isinstance(scores, Tensor) and isinstance(target, Tensor) and scores.layout is torch.strided):
+        return False
+    types = scores.dtype in (torch.float32, torch.float64) and target.dtype is torch.long
+    return types and scores.dim() == 2 and scores.numel() > 0 and target.shape == scores.shape[:1]
 
 
 def as_cost(cost: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import known
+from proxsvm._scores import inner, known
 from proxsvm.losses._targets import BinaryLoss
 from proxsvm.losses.base import Atom
 
@@ -59,7 +59,8 @@ class AveragePrecisionHinge(BinaryLoss):
         s = torch.zeros_like(scores).scatter_add_(1, negatives, pair * (P + 1 - first))
         s = s.scatter_add_(1, positives, torch.where(k <= P, -pair * above, 0.0))
         c = torch.where(P > 0, 1 - precision.sum(1, keepdim=True) / P.clamp(min=1), 0.0)[:, 0]
-        return Atom(s, c).about(scores, u_pos[:, :1])  # every wrong pair adds 1 and −1: s sums to 0
+        best = u_pos[:, :1].clamp(min=torch.finfo(scores.dtype).min / 2)  # −∞ where there is no positive
+        return Atom(s, c, inner(s, scores - best) + c)  # every wrong pair adds 1 and −1: s sums to 0
 
     def _highest_overtaken(self, u_pos: Tensor, u_neg: Tensor, pair: Tensor, P: Tensor) -> Tensor:
         """The highest positive that the j-th negative is above, in 1 … P, or P + 1 for none, ``[n, m]``.

@@ -13,19 +13,7 @@ from torch import Tensor, nn
 from proxsvm._scores import Scores, detached, like, parts, require, widened, without_autocast
 from proxsvm.losses.hulls import Atom, Hull
 
-__all__ = [
-    "Atom",
-    "ConvexLoss",
-    "Origin",
-    "PiecewiseLinearLoss",
-    "Reduction",
-    "Scores",
-    "detached",
-    "like",
-    "parts",
-    "require",
-    "without_autocast",
-]
+__all__ = ["Atom", "ConvexLoss", "Origin", "Reduction", "Scores", "detached", "like", "parts", "without_autocast"]
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
@@ -205,7 +193,10 @@ class ConvexLoss(nn.Module):
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """Σ_i p_i ℓ(u_i; y_i), with the :class:`Origin` from which a solver makes its problem."""
         u, y = self.prepare(scores, target)
-        p = self.coefficients(u, y, sample_weight)
+        return self._value(u, y, self.coefficients(u, y, sample_weight))
+
+    def _value(self, u: Any, y: Any, p: Tensor | float) -> Tensor:
+        """The same, of prepared scores and the weight of each sample."""
         with without_autocast(parts(u)[0]):
             each, atom = self.values(u, y)
             if self.reduction == "none":

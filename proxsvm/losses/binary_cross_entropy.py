@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import known
+from proxsvm._scores import known, require
 from proxsvm.losses._classes import MASKED
 from proxsvm.losses._targets import RegressionLoss, summed
-from proxsvm.losses.base import Reduction, require
+from proxsvm.losses.base import Reduction
 from proxsvm.losses.hulls import EntropyBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import one_hot, require
-from proxsvm.losses._classes import ClassLoss
+from proxsvm.losses._classes import ClassLoss, is_standard
 from proxsvm.losses.base import Origin, Reduction
 from proxsvm.losses.hulls import EntropySimplex
 from proxsvm.losses.smooth_loss import SmoothLoss
@@ -44,11 +44,9 @@ class CrossEntropy(ClassLoss, SmoothLoss):
 
     def forward(self, scores: Any, target: Any, sample_weight: Tensor | None = None) -> Tensor:
         """``F.cross_entropy`` itself, where scores and target have its form; the general path says what is wrong."""
-        is_plain = type(self) is CrossEntropy and isinstance(scores, Tensor) and isinstance(target, Tensor)
-        is_plain = is_plain and target.dtype is torch.long and scores.dtype in (torch.float32, torch.float64)
-        if is_plain and sample_weight is None and scores.dim() == 2 and scores.numel() > 0:
+        if type(self) is CrossEntropy and sample_weight is None and is_standard(scores, target):
             try:
-                value = self._torch(scores, target, self.reduction)
+                value = self.formula(scores, target, self.reduction)
             except (IndexError, ValueError, RuntimeError):
                 return super().forward(scores, target)
             if value.requires_grad and self.reduction != "none":
@@ -56,15 +54,11 @@ class CrossEntropy(ClassLoss, SmoothLoss):
             return value
         return super().forward(scores, target, sample_weight)
 
-    def _torch(self, scores: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+    def formula(self, scores: Tensor, target: Tensor, reduction: Reduction = "none") -> Tensor:
         """Torch's own kernel; with probabilities there is no class to ignore."""
         weight = None if self.weight is None else self.weight.to(scores)
         ignore = -100 if target.is_floating_point() else self.ignore_index
         return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, self.label_smoothing)
-
-    def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """With torch's own kernel."""
-        return self._torch(scores, target, "none")
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
         """Class probabilities as ``[n, K]``."""

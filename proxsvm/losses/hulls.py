@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,14 +51,6 @@ class Atom:
     def value_at(self, scores: Scores) -> Tensor:
         """b at the scores where the oracle found this atom, ``[n]``."""
         return self.b(scores) if self.value is None else self.value
-
-    def about(self, scores: Tensor, reference: Tensor) -> Atom:
-        """With its value at ``scores`` as ⟨s, u − reference⟩ + c, which does not cancel; ⟨s, reference⟩ must be 0.
-
-        A reference of −∞, the score of a true class that is masked, makes the value very large and not NaN.
-        """
-        finite = reference.clamp(min=torch.finfo(scores.dtype).min / 2)
-        return replace(self, value=self.b(scores - finite))
 
     def at(self, scores: Scores) -> Tensor:
         """b as a function of the scores where the oracle found this atom; its gradient is s."""
@@ -183,9 +175,9 @@ class Simplex(ClosedHull):
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
         k, margin = rival(v, self.target, self.cost)
-        one = (margin > 0).to(v)
-        s = torch.zeros_like(v).scatter(1, k[:, None], one[:, None]).scatter(1, self.target[:, None], -one[:, None])
-        return Atom(s, one * self.cost.gather(1, k[:, None]).squeeze(1), margin.relu())
+        one = (margin > 0).to(v)[:, None]
+        s = torch.zeros_like(v).scatter(1, k, one).scatter(1, self.target[:, None], -one)
+        return Atom(s, (one * self.cost.gather(1, k)).squeeze(1), margin.relu())
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
@@ -215,19 +207,20 @@ class Simplex(ClosedHull):
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The wrong class k with the largest v_k + cost_k, and its margin v_k − v_y + cost_k, ``[n]``; differentiable in v.
+    """The wrong class with the largest v_k + cost_k, ``[n, 1]``, and its margin v_k − v_y + cost_k, ``[n]``.
 
-    ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the margin 0.
+    The margin is differentiable in v. ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the
+    margin 0.
 
     >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), None)
-    (tensor([2]), tensor([0.5000]))
+    (tensor([[2]]), tensor([0.5000]))
     """
     at = y[:, None]
     u = v.detach() if cost is None else v.detach() + cost
     k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # faster than argmax
     v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
     delta = k != at if cost is None else cost.gather(1, k)
-    return k.squeeze(1), v_k - v_y + delta.squeeze(1)
+    return k, v_k - v_y + delta.squeeze(1)
 
 
 def project_on_simplex(z: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from proxsvm.losses.hulls import Array
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.structures import Chain, Grid, Tree, scipy_cut
 
+Cut = Callable[[Array, Array, Array], Array]
+
 
 class ChainHinge(StructuredHinge):
     """``StructuredHinge(Chain(), cost=cost, ...)``: max over sequences ȳ of score(ȳ) − score(y) + Δ(ȳ, y).
@@ -93,11 +95,6 @@ class GridHinge(StructuredHinge):
     """
 
     def __init__(
-        self,
-        *,
-        negative: Literal["refuse", "project"] = "refuse",
-        cut: Callable[[Array, Array, Array], Array] = scipy_cut,
-        normalize: bool = False,
-        reduction: Reduction = "mean",
+        self, *, negative: Literal["refuse", "project"] = "refuse", cut: Cut = scipy_cut, **options: Any
     ) -> None:
-        super().__init__(Grid(negative=negative, cut=cut), normalize=normalize, reduction=reduction)
+        super().__init__(Grid(negative=negative, cut=cut), **options)

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm.losses._targets import RegressionLoss, summed
-from proxsvm.losses.base import Reduction
+from proxsvm.losses._targets import BandLoss, summed
 from proxsvm.losses.hulls import QuadraticBox
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
-class SquaredError(RegressionLoss, SmoothLoss):
+class SquaredError(BandLoss, SmoothLoss):
     """ℓ(u; y) = Σ_j max(0, |u_j − y_j| − ε)², summed over the m outputs of a sample.
 
     Atoms: every s, with c = −⟨s, y⟩ − ε‖s‖₁ − ‖s‖²/4. Scores and target ``[n, ...]``, the same shape. With ε = 0 it is
@@ -21,14 +20,6 @@ class SquaredError(RegressionLoss, SmoothLoss):
     >>> SquaredError()(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor(5.)
     """
-
-    options = ("epsilon",)
-
-    def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=reduction)
-        if not 0 <= epsilon < float("inf"):
-            raise ValueError(f"epsilon is {epsilon}; expected a band of a finite width, 0 or more")
-        self.epsilon = epsilon
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
         """Σ_j max(0, |u_j − y_j| − epsilon)²."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from proxsvm.linearization.features import as_features
 from proxsvm.linearization.graph import Linearization, leaves, reaches
 from tests.cases import MODELS, each_model
 
@@ -122,3 +123,12 @@ def test_a_value_reaches_the_parameters_of_all_its_layers():
     for network in (head, body):
         assert reaches(value, {id(p) for p in network.parameters()})
     assert not reaches(value, {id(torch.zeros(1))})
+
+
+@pytest.mark.parametrize("name", ["indices", "indptr"])
+def test_features_keep_their_own_indices(name):
+    """Compiled loops read them without bounds checks: a matrix that is changed later must not reach them."""
+    sparse = pytest.importorskip("scipy.sparse").random(6, 5, 0.5, "csr", random_state=0)
+    X, dense = as_features(sparse), torch.as_tensor(sparse.toarray())
+    getattr(sparse, name)[:] = 10**6
+    torch.testing.assert_close(X.to_dense(), dense)

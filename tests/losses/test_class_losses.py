@@ -13,6 +13,7 @@ from proxsvm import ProxProblem
 from proxsvm.losses import (
     AveragePrecisionHinge,
     BinaryCrossEntropy,
+    ConvexLoss,
     CrossEntropy,
     LovaszHinge,
     MultiClassHinge,
@@ -247,3 +248,41 @@ def test_reduction_none_under_autocast_computes_in_float32(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(kind(reduction="none")(u, y), expected)
         torch.testing.assert_close(kind()(u, y), expected.mean(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("at", [-1, K, 10**9])
+def test_a_class_index_that_changes_after_its_check_is_an_error_and_no_read_outside(at):
+    """A thread may write the targets between the check and the use: every use checks its bounds again."""
+
+    class Raced(MultiClassHinge):
+        def classes(self, scores, target):
+            return torch.full_like(target, at)
+
+    for smooth in (False, True):
+        with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+            Raced(smooth=smooth)(torch.randn(3, K), torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("far", [0.0, 4.0], ids=["mixed", "margins met"])
+@pytest.mark.parametrize("cost", [None, cost_matrix()], ids=["0/1", "cost"])
+def test_the_smoothed_hinge_is_the_plain_one_wherever_smoothing_cannot_help(far, cost):
+    """Rows that are searched alone, and all rows at once, as on an accelerator: one value, one gradient."""
+    torch.manual_seed(0)
+    y = torch.randint(K, (40,))
+    u = (2 * torch.randn(40, K) + far * torch.eye(K)[y]).requires_grad_()
+    loss = MultiClassHinge(cost, smooth=True, reduction="none")
+    hinge, soft = MultiClassHinge(cost, reduction="none")(u, y), loss.smoothed(u.detach(), y)
+    expected = torch.where(soft.value > 0, soft.value, hinge)
+    assert 0 < int((soft.value > 0).sum()) < 40
+    torch.testing.assert_close(loss(u, y), expected)
+    (gradient,) = torch.autograd.grad(loss(u, y).sum(), u)
+    (of_hinge,) = torch.autograd.grad(hinge.sum(), u)
+    torch.testing.assert_close(gradient, torch.where(soft.value[:, None] > 0, soft.s, of_hinge))
+    everywhere = ConvexLoss.direction(loss, u.detach(), y)
+    torch.testing.assert_close(everywhere.s, gradient)
+    torch.testing.assert_close(everywhere.offset, loss.direction(u.detach(), y).offset)
+    each = torch.func.vmap(lambda u, y: loss(u[None], y[None])[0])(u.detach(), y)
+    torch.testing.assert_close(each, expected)
+    compiled = torch.compile(lambda u: loss(u, y), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(u), expected)
+    torch.testing.assert_close(torch.autograd.grad(compiled(u).sum(), u)[0], gradient)

@@ -194,5 +194,18 @@ def test_verify_says_what_it_solves_on_a_terminal_only(terminal, monkeypatch, ca
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     verify(problem, SingleStepFW())
     said = capsys.readouterr().err
-    assert ("ExactQP: 2 score entries × 2 parameters …\r" in said) is terminal
-    assert said.replace("\r", "").endswith(" ") is terminal  # the line is erased
+    assert ("ExactQP: 2 score entries × 2 parameters …" in said) is terminal
+    assert (said.split("\r")[-2:] == [" " * 100, ""]) is terminal  # the line is erased
+
+
+def test_verify_shows_how_far_an_iterative_solver_is(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    heard = []
+    problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
+    report = verify(problem, MultiStepFW(3, tol=0.0))
+    said = capsys.readouterr().err
+    assert [f"parameters, step {step}, gap" in said for step in range(4)] == [True, True, True, False]
+    assert report.solver == repr(MultiStepFW(3, tol=0.0))
+    verify(problem, MultiStepFW(3, tol=0.0, callback=heard.append))  # a callback of one's own is kept
+    assert len(heard) == 3
+    assert "step" not in capsys.readouterr().err
