@@ -55,7 +55,7 @@ class Study:
         found = []
         for best in self._best(curves, "any") if self.growth else ():
             etas = [run.lr for run in curves if run.method == best.method]
-            if len(etas) < MOST and best.lr in (min(etas), max(etas)):
+            if best.lr != "auto" and len(etas) < MOST and best.lr in (min(etas), max(etas)):
                 lr = best.lr * self.growth if best.lr == max(etas) else best.lr / self.growth
                 found.append(replace(best, lr=float(f"{lr:.2g}")))
         return found
@@ -278,11 +278,11 @@ def averaging_small(name: str, data: str) -> Study:
 
 
 def parsing_small(name: str, data: str) -> Study:
-    """Every loss with nothing set, and with three η of proxsvm and of AdamW, in runs of half the length."""
+    """Every loss with nothing set, and with three η of proxsvm and of AdamW, growing, in runs of half the length."""
     base = Config(data=data, dataset=name, model="", batch=0, held=0, epochs=3, averages=("0.99",))
     runs = [replace(base, loss=loss, **setting) for loss in PARSING for setting in settings(name)]
     runs = [replace(run, averages=()) if run.average else run for run in runs]
-    return Study(name, tuple(runs), epochs=6, seeds=(1, 2, 3), by=("any",))
+    return Study(name, tuple(runs), epochs=6, seeds=(1, 2, 3), by=("any",), growth=10**0.5)
 
 
 # What the paper ran.
