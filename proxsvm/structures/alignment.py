@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
 from proxsvm.structures._parts import ChartStructure, Parts, before, check_parts, check_sizes, unpack
-from proxsvm.structures.base import Reduce
+from proxsvm.structures.semirings import Reduce
 
 STEPS = ((1, 1), (1, 0), (0, 1))  # a match, a gap in the second sequence, a gap in the first
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, known
-from proxsvm.structures.base import Reduce
 from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
+from proxsvm.structures.semirings import Reduce
 
 
 class Chain(Forest):

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, integer_target, known, require, widened
 from proxsvm.structures._parts import check_sizes
-from proxsvm.structures.base import Structure, gradient, maximum
+from proxsvm.structures.base import Structure, gradient
+from proxsvm.structures.semirings import maximum
 
 
 class Labelling(NamedTuple):

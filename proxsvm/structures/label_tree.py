@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN, integer_target, require, widened
-from proxsvm.structures.base import Reduce, Structure
+from proxsvm.structures.base import Structure
 from proxsvm.structures.forest import Labelling
+from proxsvm.structures.semirings import Reduce
 from proxsvm.structures.tree import Tree
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, one_hot, require
 from proxsvm.structures._parts import Parts, PartStructure, at, before, check_parts, check_sizes
-from proxsvm.structures.base import Reduce
+from proxsvm.structures.semirings import Reduce
 
 
 class Segments(PartStructure):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import require
 from proxsvm.structures._parts import ChartStructure, Parts, at, before, check_parts, check_sizes, unpack
-from proxsvm.structures.base import Reduce
+from proxsvm.structures.semirings import Reduce
 
 
 class Spans(ChartStructure):

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, require
-from proxsvm.structures.base import Reduce
 from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
+from proxsvm.structures.semirings import Reduce
 
 _CYCLE = "{} got parents with a cycle: no root is reached from some node"
 
@@ -56,14 +56,16 @@ class Tree(Forest):
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
         """β_v[k] = unary[v, k] + Σ over children c of ⊕_j (pairwise[c, k, j] + β_c[j]); Σ over roots of ⊕ β."""
         unary, pairwise = scores
-        V, K = unary.shape[1:]
+        V = unary.shape[1]
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
         belief, real = list(unary.unbind(1)), target.edges.unbind(1)
         received = torch.zeros_like(unary)  # the messages of each node's children
+        node = torch.arange(V, device=unary.device)
         for e in reversed(range(V - 1)):
             belief[e + 1] = belief[e + 1] + received[:, e + 1]
-            message = torch.where(real[e][:, None], reduce(tables[e] + belief[e + 1][:, None], 2), 0.0)
-            received = received.scatter_add(1, target.parents[:, e, None, None].expand(-1, 1, K), message[:, None])
+            message = reduce(tables[e] + belief[e + 1][:, None], 2)
+            above = real[e][:, None] & (node == target.parents[:, e, None])
+            received = received + torch.where(above[..., None], message[:, None], 0.0)
         belief[0] = belief[0] + received[:, 0]
         of_node = reduce(torch.stack(belief, 1), 2)
         return torch.where(target.nodes & ~F.pad(target.edges, (1, 0)), of_node, 0.0).sum(1)
