@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
+from proxsvm.structures.polytopes import Marginals
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, maximum
-
-
-class Marginals(Protocol):
-    """The marginals of a batch in cvxpy, for ``ExactQP``."""
-
-    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
-        """Variables ``[n, size]`` for each score tensor, their constraints, and the entropy ``[n]``, or None."""
-
-    def entropy(self, mu: tuple[Tensor, ...]) -> Tensor | None:
-        """The entropy of marginals, ``[n]``; None where it has no formula."""
 
 
 class Structure:
@@ -39,7 +30,7 @@ class Structure:
 
     # What a structure defines.
 
-    def prepare(self, name: str, scores: Any, target: Any, **given: Any) -> tuple[Any, Any]:
+    def prepare(self, name: str, scores: Any, target: Any, *_: Any, **given: Any) -> tuple[Any, Any]:
         """Checked scores, in which −inf is :data:`FORBIDDEN`, and the target; ``name`` is the loss's, for errors.
 
         Without a target (None), ``given`` says what the sample is: its lengths, its tree.

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._parts import Parts, at
+from proxsvm.structures._checks import at
+from proxsvm.structures._parts import Parts
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.semirings import Reduce
 

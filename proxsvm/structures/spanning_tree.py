@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN, inner, one_hot
-from proxsvm.structures._parts import Array, Parts, before, lowered
+from proxsvm.structures._checks import before
+from proxsvm.structures._parts import Parts
 from proxsvm.structures.base import gradient
+from proxsvm.structures.combinatorial import best_heads
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp
 
@@ -62,53 +63,3 @@ class SpanningTree(Dependencies):
             head = drawn.index(marginals, 1)
             u = torch.where((node == m) & (node[:, None] != head[..., None]), FORBIDDEN, u)
         return (u > FORBIDDEN / 2).to(u)
-
-
-def best_heads(scores: Array) -> Array:
-    """The heads of the words of the best tree with one child of the root, for scores ``[T + 1, T + 1]``.
-
-    >>> best_heads(np.array([[0.0, 2.0, 2.5], [0.0, 0.0, 3.0], [0.0, 2.0, 0.0]]))      # 2 + 3, and not 2.5 + 2
-    array([0, 1])
-    """
-    N = len(scores)
-    s, spread = lowered(scores, 2 * N**2)
-    np.fill_diagonal(s, -np.inf)
-    s[:, 0] = -np.inf
-    s[0, 1:] -= N * spread  # a second child of the root costs more than any other arc gains
-    return _arborescence(s)[1:]
-
-
-def _arborescence(s: Array) -> Array:
-    """The best head of every node, −1 of the root 0: take the best arcs, contract a cycle, and repeat."""
-    heads = s.argmax(0)
-    heads[0] = -1
-    cycle = _cycle(heads)
-    if cycle is None:
-        return np.asarray(heads)
-    outside = np.setdiff1d(np.arange(len(s)), cycle)
-    # The cycle is one node, last: an arc into it replaces the arc of its word, an arc out of it has the best tail.
-    into = s[np.ix_(outside, cycle)] - s[heads[cycle], cycle]
-    out = s[np.ix_(cycle, outside)]
-    smaller = np.full((len(outside) + 1,) * 2, -np.inf)
-    smaller[:-1, :-1], smaller[:-1, -1], smaller[-1, :-1] = s[np.ix_(outside, outside)], into.max(1), out.max(0)
-    found = _arborescence(smaller)
-    entry = cycle[into.argmax(1)[found[-1]]]
-    tails = np.append(outside, -1)[found[:-1]]
-    of_cycle = found[:-1] == len(outside)
-    tails[of_cycle] = cycle[out.argmax(0)[of_cycle]]
-    tails[0] = -1
-    heads[outside], heads[entry] = tails, outside[found[-1]]
-    return np.asarray(heads)
-
-
-def _cycle(heads: Array) -> Array | None:
-    """The nodes of a cycle of heads, or None."""
-    up = np.maximum(heads, 0)
-    for _ in range(len(heads).bit_length()):  # every pass doubles the number of arcs that are climbed
-        up = up[up]
-    if not up.any():
-        return None
-    cycle = [up.max()]  # climbed so far that it is on a cycle
-    while heads[cycle[-1]] != cycle[0]:
-        cycle.append(heads[cycle[-1]])
-    return np.array(cycle)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, require
-from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
+from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores
+from proxsvm.structures.forest import Forest, Labelling, standard_form
 from proxsvm.structures.semirings import Reduce
 
 _CYCLE = "{} got parents with a cycle: no root is reached from some node"
@@ -32,15 +33,15 @@ class Tree(Forest):
     tensor([[0, 0, 1]])
     """
 
-    def prepare(  # type: ignore[override]
+    def prepare(
         self, name: str, scores: Any, target: Any, *, parents: Any = None, sizes: Any = None
     ) -> tuple[Any, Labelling]:
         """The nodes are sorted by depth, so that parents precede their children."""
-        labels = None
-        if target is not None:
-            if not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
-                raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
-            labels, parents, sizes = target if len(target) == 3 else (*target, None)
+        if target is None:
+            target = None, parents, sizes
+        elif not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
+            raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
+        labels, parents, sizes = (*target, None)[:3]
         unary, pairwise = check_scores(name, scores, "(unary, pairwise)")
         B, V, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (V, K, K), (B, V, K, K))
@@ -58,16 +59,12 @@ class Tree(Forest):
         unary, pairwise = scores
         V = unary.shape[1]
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
-        belief, real = list(unary.unbind(1)), target.edges.unbind(1)
-        received = torch.zeros_like(unary)  # the messages of each node's children
-        node = torch.arange(V, device=unary.device)
-        for e in reversed(range(V - 1)):
-            belief[e + 1] = belief[e + 1] + received[:, e + 1]
-            message = reduce(tables[e] + belief[e + 1][:, None], 2)
-            above = real[e][:, None] & (node == target.parents[:, e, None])
-            received = received + torch.where(above[..., None], message[:, None], 0.0)
-        belief[0] = belief[0] + received[:, 0]
-        of_node = reduce(torch.stack(belief, 1), 2)
+        node, belief = torch.arange(V, device=unary.device), unary
+        for e in reversed(range(V - 1)):  # children come after their parents
+            message = reduce(tables[e] + belief[:, e + 1, None], 2)
+            above = target.edges[:, e, None] & (node == target.parents[:, e, None])
+            belief = belief + torch.where(above[..., None], message[:, None], 0.0)
+        of_node = reduce(belief, 2)
         return torch.where(target.nodes & ~F.pad(target.edges, (1, 0)), of_node, 0.0).sum(1)
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
