@@ -243,6 +243,37 @@ def test_half_precision_compilers_and_transforms(case):
         torch.testing.assert_close(batched, torch.stack([value, loss(form([2 * u for u in scores]), target)]))
 
 
+def reversed_strides(u: Tensor) -> Tensor:
+    axes = tuple(reversed(range(u.dim())))
+    return u.permute(axes).contiguous().permute(axes)
+
+
+LAYOUTS = {
+    "transposed": reversed_strides,
+    "sliced": lambda u: torch.stack([u, torch.full_like(u, torch.nan)], -1)[..., 0],
+    "expanded": lambda u: u[:1].expand_as(u),
+}
+
+
+@each_structure
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_memory_layout_makes_no_difference(case, layout):
+    scores, target, _ = case.draw()
+    viewed = tuple(LAYOUTS[layout](u) for u in scores)
+    plain = tuple(u.clone(memory_format=torch.contiguous_format).requires_grad_() for u in viewed)
+    views = tuple(u.detach().requires_grad_() for u in viewed)
+    assert all(torch.equal(a, b) for a, b in zip(plain, views, strict=True))
+    for loss in losses(case.structure()):
+        expected, value = loss(form(plain), target), loss(form(views), target)
+        torch.testing.assert_close(value, expected)
+        gradients = (torch.autograd.grad(v, u) for v, u in ((value, views), (expected, plain)))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b)
+        assert str(loss.decode(form(views), **case.given(target))) == str(
+            loss.decode(form(plain), **case.given(target))
+        )
+
+
 @each_likelihood
 def test_what_is_forbidden_is_never_chosen(case):
     """−inf at random parts of the first scores, but not at the truth's."""
