@@ -182,7 +182,7 @@ def gradients(f: Callable[[Any], Tensor], scores: Any) -> tuple[Tensor, list[Any
     u = leaves(scores)
     with torch.enable_grad():
         values = f(like(scores, u))
-    found = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
+        found = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
     zeros = tuple(map(torch.zeros_like, u))
     filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in found]
     return values.detach(), [like(scores, row) for row in filled]

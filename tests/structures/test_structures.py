@@ -243,6 +243,18 @@ def test_half_precision_compilers_and_transforms(case):
         torch.testing.assert_close(batched, torch.stack([value, loss(form([2 * u for u in scores]), target)]))
 
 
+@each_structure
+def test_inference_needs_no_graph(case):
+    structure = case.structure()
+    scores, target, _ = case.draw()
+    expected = StructuredHinge(structure).decode(form(scores), **case.given(target))
+    with torch.no_grad():
+        assert str(StructuredHinge(structure).decode(form(scores), **case.given(target))) == str(expected)
+        if structure.likelihood:
+            CRF(structure).marginals(form(scores), **case.given(target))
+            structure.sample(form(scores), **case.given(target))
+
+
 def reversed_strides(u: Tensor) -> Tensor:
     axes = tuple(reversed(range(u.dim())))
     return u.permute(axes).contiguous().permute(axes)
