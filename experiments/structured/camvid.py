@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from experiments.task import Task, indices, need
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
-from proxsvm.structures.grid import maxflow_cut, scipy_cut
+from proxsvm.structures import maxflow_cut, scipy_cut
 
 ROAD, UNLABELLED = 3, 11
 HOW = (

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._parts import ChartStructure, Parts, before, check_parts, check_sizes, unpack
-from proxsvm.structures.base import Reduce
+from proxsvm.structures._checks import before, check_parts, check_sizes, unpack
+from proxsvm.structures._parts import ChartStructure, Parts
+from proxsvm.structures.semirings import Reduce
 
 STEPS = ((1, 1), (1, 0), (0, 1))  # a match, a gap in the second sequence, a gap in the first
 
@@ -31,9 +32,7 @@ class Alignment(ChartStructure):
 
     what = "move"
 
-    def prepare(  # type: ignore[override]
-        self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Tensor, Parts]:
+    def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
         """Moves become indicators."""
         u = check_parts(name, scores, "[B, S, T, 3]")
         target, lengths = unpack(target, lengths)

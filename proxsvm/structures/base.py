@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
-
-Reduce: TypeAlias = "Callable[[Tensor, int], Tensor]"
-
-
-def maximum(x: Tensor, dim: int) -> Tensor:
-    """The ⊕ of (max, +). Its gradient is that of one of the largest entries, also where they tie.
-
-    >>> maximum(torch.tensor([1.0, 3.0]), 0)
-    tensor(3.)
-    """
-    return x.max(dim).values
-
-
-def log_sum_exp(x: Tensor, dim: int) -> Tensor:
-    """The ⊕ of (logsumexp, +), whose gradient is the softmax.
-
-    >>> log_sum_exp(torch.zeros(2), 0)
-    tensor(0.6931)
-    """
-    return torch.logsumexp(x, dim)
-
-
-class Marginals(Protocol):
-    """The marginals of a batch in cvxpy, for ``ExactQP``."""
-
-    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
-        """Variables ``[n, size]`` for each score tensor, their constraints, and the entropy ``[n]``, or None."""
-
-    def entropy(self, mu: tuple[Tensor, ...]) -> Tensor | None:
-        """The entropy of marginals, ``[n]``; None where it has no formula."""
+from proxsvm.structures.polytopes import Marginals
+from proxsvm.structures.semirings import KBest, Reduce, Sampled, maximum
 
 
 class Structure:
@@ -58,7 +30,7 @@ class Structure:
 
     # What a structure defines.
 
-    def prepare(self, name: str, scores: Any, target: Any, **given: Any) -> tuple[Any, Any]:
+    def prepare(self, name: str, scores: Any, target: Any, *_: Any, **given: Any) -> tuple[Any, Any]:
         """Checked scores, in which −inf is :data:`FORBIDDEN`, and the target; ``name`` is the loss's, for errors.
 
         Without a target (None), ``given`` says what the sample is: its lengths, its tree.
@@ -80,6 +52,8 @@ class Structure:
         """
         if type(self).best is Structure.best:
             raise NotImplementedError(f"{type(self).__name__} must define total(scores, target, reduce)")
+        if reduce is not maximum:
+            raise NotImplementedError(f"{type(self).__name__} knows its best labelling alone: no sum, sample or k best")
         return inner(self.best(detached(scores), target), scores)
 
     def cost(self, target: Any, scores: Any, table: Tensor | None = None) -> Any:
@@ -111,7 +85,50 @@ class Structure:
         """All marginals, where they have a short description; else ``ExactQP`` asks the oracle for labellings."""
         return None
 
-    # What follows from that.
+    # What follows from that, for users.
+
+    def sample(self, scores: Any, k: int = 1, *, generator: torch.Generator | None = None, **given: Any) -> list[Any]:
+        """k labellings drawn from p(ȳ) ∝ exp score(ȳ), each in the form of ``decode``; independent and exact.
+
+        ``given`` is what the structure needs to know of the samples: their ``lengths``, their ``parents``. Each of the
+        k is one forward and one backward pass of the recursion.
+
+        >>> from proxsvm.structures import Chain
+        >>> unary = torch.tensor([[[0.0, -torch.inf], [0.0, 0.0]]])
+        >>> drawn = torch.stack(Chain().sample((unary, torch.zeros(2, 2)), 400, generator=torch.manual_seed(0)))
+        >>> drawn.double().mean(0).round(decimals=1)
+        tensor([[0.0000, 0.5000]], dtype=torch.float64)
+        """
+        u, y = self.prepare(type(self).__name__, scores, None, **given)
+        u, reduce = self.expand(u, y), Sampled(generator)
+        return [self.labels(gradient(lambda u: self.total(u, y, reduce), u), y) for _ in range(k)]
+
+    def k_best(self, scores: Any, k: int, **given: Any) -> tuple[list[Any], Tensor]:
+        """The k labellings with the largest scores, the best first, each in the form of ``decode``; and the scores
+        ``[k, n]``, −inf (and the best labelling again) where a sample has fewer.
+
+        The recursion runs once, with k values in the place of one. Structures whose best labelling is no recursion
+        (spanning trees, matchings, grids) have no k best.
+
+        >>> from proxsvm.structures import Chain
+        >>> unary = torch.tensor([[[0.0, 3.0], [1.0, 0.0]]])
+        >>> Chain().k_best((unary, torch.zeros(2, 2)), 2)
+        ([tensor([[1, 0]]), tensor([[1, 1]])], tensor([[4.],
+                [3.]]))
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; expected how many labellings to return, at least 1")
+        u, y = self.prepare(type(self).__name__, scores, None, **given)
+
+        def ranked(u: Any) -> Tensor:
+            total: Any = self.total(u, y, KBest(k))
+            values: Tensor = total.values
+            return torch.where(values > FORBIDDEN / 2, values, values[:1] - torch.inf)  # with the gradient of the best
+
+        values, phi = gradients(ranked, self.expand(u, y))
+        return [self.labels(f, y) for f in phi], values
+
+    # And for losses.
 
     def best(self, scores: Any, target: Any) -> Scores:
         """φ(ȳ) of the best labelling of expanded scores."""
@@ -151,12 +168,26 @@ def add(a: Any, b: Any, scale: float = 1) -> Any:
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:
     """The gradient of Σ f at ``scores``, in their structure; 0 for a tensor that f does not use."""
-    if torch.compiler.is_compiling():
-        return torch.func.grad(lambda u: f(u).sum())(scores)
     try:
-        u = tuple(x.detach().requires_grad_() for x in parts(scores))
+        u = None if torch.compiler.is_compiling() else leaves(scores)
     except RuntimeError:  # inside a transform of torch.func
+        u = None
+    if u is None:
         return torch.func.grad(lambda u: f(u).sum())(scores)
+    return gradients(lambda u: f(u)[None], scores)[1][0]
+
+
+def gradients(f: Callable[[Any], Tensor], scores: Any) -> tuple[Tensor, list[Any]]:
+    """f ``[k, n]`` at ``scores``, and the gradient of each of its k rows, as in :func:`gradient`."""
+    u = leaves(scores)
     with torch.enable_grad():
-        found = torch.autograd.grad(f(like(scores, u)).sum(), u, allow_unused=True)
-    return like(scores, tuple(torch.zeros_like(x) if g is None else g for g, x in zip(found, u, strict=True)))
+        values = f(like(scores, u))
+        found = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
+    zeros = tuple(map(torch.zeros_like, u))
+    filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in found]
+    return values.detach(), [like(scores, row) for row in filled]
+
+
+def leaves(scores: Any) -> tuple[Tensor, ...]:
+    """Leaves of a new graph."""
+    return tuple(x.detach().requires_grad_() for x in parts(scores))

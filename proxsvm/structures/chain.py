@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, known
-from proxsvm.structures.base import Reduce
-from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
+from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores
+from proxsvm.structures.forest import Forest, Labelling, standard_form
+from proxsvm.structures.semirings import Reduce
 
 
 class Chain(Forest):
@@ -35,9 +36,7 @@ class Chain(Forest):
     tensor(0.5000)
     """
 
-    def prepare(  # type: ignore[override]
-        self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Any, Labelling]:
+    def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Any, Labelling]:
         """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
         if target is not None:
             target, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)

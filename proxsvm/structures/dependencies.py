@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
-from proxsvm.structures._parts import Parts, PartStructure, before, check_parts, check_sizes
+from proxsvm.structures._checks import before, check_parts, check_sizes
+from proxsvm.structures._parts import Parts, PartStructure
 
 
 class Dependencies(PartStructure):
@@ -20,9 +21,7 @@ class Dependencies(PartStructure):
     number of wrong arcs. ``decode`` returns heads, or (heads, labels), 0 on padding.
     """
 
-    def prepare(  # type: ignore[override]
-        self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Tensor, Parts]:
+    def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
         """Arcs that no tree has, into the root and from a word to itself, are forbidden."""
         labelled = isinstance(scores, Tensor) and scores.dim() == 4
         u = check_parts(name, scores, "[B, T + 1, T + 1, R]" if labelled else "[B, T + 1, T + 1]")
@@ -64,10 +63,6 @@ class Dependencies(PartStructure):
         for _ in range(heads.shape[1].bit_length()):  # every pass doubles the number of arcs that are climbed
             above = above.gather(1, above)
         require(above == 0, f"{name} got heads with a cycle: the root is not reached from some word")
-
-    def size(self, target: Parts, scores: Tensor) -> Tensor:
-        """The number of words."""
-        return target.sizes.to(scores)
 
     def labels(self, phi: Tensor, target: Parts) -> Any:
         """Heads ``[B, T]``, or (heads, labels), 0 on padding."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._extras import load
-from proxsvm._scores import FORBIDDEN, integer_target, known, require, widened
-from proxsvm.structures._parts import check_sizes
-from proxsvm.structures.base import Structure, gradient, maximum
+from proxsvm._scores import FORBIDDEN, require
+from proxsvm.structures.base import Structure, gradient
+from proxsvm.structures.polytopes import FlowPolytope
+from proxsvm.structures.semirings import maximum
 
 
 class Labelling(NamedTuple):
@@ -116,63 +114,8 @@ class Forest(Structure):
         """The flow polytope, which is the hull of all labellings; of a lone node there is no flow."""
         if target.edges.shape[1] == 0:
             return None
-        return FlowPolytope(target, tuple(u > FORBIDDEN / 2 for u in self.expand(scores, target)))
-
-
-def check_scores(name: str, scores: Any, form: str) -> tuple[Any, ...]:
-    """Scores as ``form`` lists them at most: unary ``[B, V, K]``, pairwise in the same dtype, and the others as given.
-
-    −inf becomes :data:`FORBIDDEN`, which no gradient reaches; NaN and +inf stay, and make the loss NaN or infinite.
-    """
-    if not isinstance(scores, (tuple, list)) or len(scores) < 2 or not isinstance(scores[1], Tensor):
-        raise TypeError(
-            f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, pairwise) of tensors"
-        )
-    if len(scores) > form.count(",") + 1:
-        raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
-    unary, pairwise, *more = scores
-    if not isinstance(unary, Tensor) or unary.dim() != 3 or unary.numel() == 0:
-        given = tuple(unary.shape) if isinstance(unary, Tensor) else type(unary).__name__
-        raise ValueError(f"{name} got unary scores of {given}; expected [B, T, K]: samples, positions, labels")
-    unary = widened(unary)
-    return unary.clamp(min=FORBIDDEN), pairwise.to(unary.dtype).clamp(min=FORBIDDEN), *more
-
-
-def check_pairwise(name: str, pairwise: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raise ValueError unless the pairwise scores have one of the shapes."""
-    if pairwise.shape not in shapes:
-        expected = " or ".join(map(str, shapes))
-        raise ValueError(f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected {expected}")
-
-
-def check_nodes(
-    name: str, labels: Any, given: Any, unary: Tensor, ignore_index: int
-) -> tuple[Tensor, Tensor, bool, bool]:
-    """Labels ``[B, V]``, all 0 if None, which nodes exist ``[B, V]``, whether all do, and whether there may be holes.
-
-    ``given``: lengths ``[B]`` or a mask ``[B, V]``; a node whose label is to be ignored does not exist, either.
-    """
-    (B, V, _), device = unary.shape, unary.device
-    y = torch.zeros(B, V, dtype=torch.long, device=device)
-    if labels is not None:
-        y = integer_target(name, labels, (B, V), "labels")
-    nodes = kept = y != ignore_index
-    holes = not known(kept.all())
-    if given is not None:
-        lengths = torch.as_tensor(given, device=device)
-        is_mask = lengths.dtype in (torch.bool, torch.uint8) and lengths.dim() == 2
-        if is_mask and lengths.shape != (B, V):
-            raise ValueError(
-                f"{name} got a mask of shape {tuple(lengths.shape)}; expected that of the labels, {(B, V)}"
-            )
-        if is_mask:
-            inside = lengths.bool()
-        else:
-            inside = torch.arange(V, device=device) < check_sizes(name, lengths, (V,), unary)[:, None]
-        nodes = inside & kept
-        holes = is_mask or not known((kept | ~inside).all())
-    require(nodes.any(1), f"{name} got an empty sample: leave out samples whose mask is False everywhere")
-    return y, nodes, given is None and not holes, holes
+        allowed = tuple(u > FORBIDDEN / 2 for u in self.expand(scores, target))
+        return FlowPolytope(target.nodes, target.edges, target.parents, allowed)
 
 
 def standard_form(
@@ -185,58 +128,3 @@ def standard_form(
     if pairwise.dim() == 4:
         pairwise = target.real(pairwise, target.edges)
     return (target.real(unary, target.nodes), pairwise), target._replace(labels=labels)
-
-
-# For ExactQP.
-
-
-@dataclass(frozen=True)
-class FlowPolytope:
-    """Node marginals μ and edge marginals ν that agree: on forests, the hull of all labellings.
-
-        μ, ν ≥ 0,  Σ_k μ_root(k) = 1,  Σ_child's label ν_e = μ_parent,  Σ_parent's label ν_e = μ_child
-
-    ``allowed`` is False where μ and ν are 0. The entropy of a forest is Bethe's, H(μ_root) + Σ_e H(child | parent).
-    """
-
-    forest: Labelling
-    allowed: tuple[Tensor, ...]
-
-    def entropy(self, mu: tuple[Tensor, ...]) -> Tensor:
-        """H(μ, ν), ``[B]``: a root adds H(μ), every other node H(child | parent) = H(ν) − H(μ_parent)."""
-        node, edge = (x.clamp(min=0) for x in mu)
-        of_node: Tensor = torch.special.entr(node).sum(2) * self.forest.nodes
-        of_edge: Tensor = torch.special.entr(edge).sum((2, 3)) - of_node.gather(1, self.forest.parents)
-        return of_node[:, 0] + torch.where(self.forest.edges, of_edge, of_node[:, 1:]).sum(1)
-
-    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
-        """μ ``[B, V K]`` and ν ``[B, (V - 1) K²]``."""
-        cp, sparse = load("cvxpy", extra="qp"), load("scipy.sparse", extra="qp")
-        (B, V, K), E = self.allowed[0].shape, self.forest.edges.shape[1]
-        mu, nu = cp.Variable((B, V * K), nonneg=True), cp.Variable((B, E * K * K), nonneg=True)
-        over_child = sparse.kron(sparse.eye(E * K), np.ones((K, 1)))
-        over_parent = sparse.kron(sparse.eye(E), sparse.kron(np.ones((K, 1)), sparse.eye(K)))
-        picks = [
-            sparse.kron(sparse.csr_matrix((np.ones(E), (parents, range(E))), shape=(V, E)), sparse.eye(K))
-            for parents in self.forest.parents.tolist()
-        ]
-        may = [x.flatten(1).cpu().numpy() for x in self.allowed]
-        constraints = [cp.sum(mu[:, :K], axis=1) == 1, nu @ over_parent == mu[:, K:]]
-        constraints += [nu[i] @ over_child == mu[i] @ pick for i, pick in enumerate(picks)]
-        constraints += [cp.multiply(~ok, x) == 0 for ok, x in zip(may, (mu, nu), strict=True) if not ok.all()]
-        masks = (self.forest.nodes, K), (self.forest.edges, K * K)
-        real = [np.repeat(x.cpu().numpy(), n, axis=1) for x, n in masks]
-        both = tuple(cp.multiply(m * ok, x) for m, ok, x in zip(real, may, (mu, nu), strict=True))
-        if not with_entropy:
-            return both, constraints, None
-        above = [mu[i] @ (pick @ over_child.T) for i, pick in enumerate(picks)]
-        return both, constraints, cp.hstack([self._entropy(i, mu[i], nu[i], above[i]) for i in range(B)])
-
-    def _entropy(self, i: int, mu: Any, nu: Any, above: Any) -> Any:
-        """H of sample i; ``above``: μ_parent for every entry of ν. Entries that must be zero are left out."""
-        cp, K = load("cvxpy", extra="qp"), self.allowed[0].shape[2]
-        label, pair = (x[i].cpu().numpy() for x in self.allowed)
-        parent, child = label[self.forest.parents[i].cpu().numpy()], label[1:]
-        may = pair & parent[:, :, None] & child[:, None, :] & self.forest.nodes[i, 1:].cpu().numpy()[:, None, None]
-        at, root = np.flatnonzero(may), np.flatnonzero(label[0])
-        return cp.sum(cp.entr(mu[:K][root])) - cp.sum(cp.rel_entr(nu[at], above[at]))

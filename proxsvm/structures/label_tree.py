@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from proxsvm._scores import FORBIDDEN, integer_target, require, widened
-from proxsvm.structures.base import Reduce, Structure
+from proxsvm.structures.base import Structure
 from proxsvm.structures.forest import Labelling
+from proxsvm.structures.semirings import Reduce
 from proxsvm.structures.tree import Tree
 
 
 class Labels(Structure):
     """score(y) = Σ_l u_l y_l over y in {0, 1}^L: scores ``[B, L]``, target ``[B, L]`` of 0 and 1, integer or bool."""
 
-    def prepare(self, name: str, scores: Any, target: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def prepare(self, name: str, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
         """Without a target, the labels are 0."""
         u, y = _checked(name, scores, target)
         return u.clamp(min=FORBIDDEN), y

@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._parts import Parts, at
-from proxsvm.structures.base import Reduce
+from proxsvm.structures._checks import at
+from proxsvm.structures._parts import Parts
 from proxsvm.structures.dependencies import Dependencies
+from proxsvm.structures.semirings import Reduce
 
 
 class ProjectiveTree(Dependencies):
@@ -44,7 +45,7 @@ class ProjectiveTree(Dependencies):
         u = scores if scores.dim() == 3 else reduce(scores, 3)
         root, arc = u[:, 0, 1:], u[:, 1:, 1:]
         B, T = root.shape
-        zero = u.new_zeros(B, T, 1)
+        zero = scores.new_zeros(B, T, 1)
         right_l = right_r = left_l = left_r = zero  # complete, headed at the left end (right_) or right end (left_)
         open_right, open_left = zero[..., :0], zero[..., :0]  # with an arc i → j, by left end; j → i, by right end
         for w in range(1, T):

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, one_hot, require
-from proxsvm.structures._parts import Parts, PartStructure, at, before, check_parts, check_sizes
-from proxsvm.structures.base import Reduce
+from proxsvm.structures._checks import at, before, check_parts, check_sizes
+from proxsvm.structures._parts import Parts, PartStructure
+from proxsvm.structures.semirings import Reduce
 
 
 class Segments(PartStructure):
@@ -27,9 +28,7 @@ class Segments(PartStructure):
     [[(0, 2, 1), (2, 3, 0)]]
     """
 
-    def prepare(  # type: ignore[override]
-        self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Tensor, Parts]:
+    def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
         """Segments are converted to indicators of the shape of the scores."""
         u = check_parts(name, scores, "[B, T, L, K]")
         B, T, L, K = u.shape

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import require
-from proxsvm.structures._parts import ChartStructure, Parts, at, before, check_parts, check_sizes, unpack
-from proxsvm.structures.base import Reduce
+from proxsvm.structures._checks import at, before, check_parts, check_sizes, unpack
+from proxsvm.structures._parts import ChartStructure, Parts
+from proxsvm.structures.semirings import Reduce
 
 
 class Spans(ChartStructure):
@@ -29,9 +30,7 @@ class Spans(ChartStructure):
             [-1, -1,  0]])
     """
 
-    def prepare(  # type: ignore[override]
-        self, name: str, scores: Any, target: Any, *, lengths: Any = None
-    ) -> tuple[Tensor, Parts]:
+    def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
         """Labels become indicators."""
         u = check_parts(name, scores, "[B, T, T, K]")
         target, lengths = unpack(target, lengths)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import integer_target, require
-from proxsvm.structures.base import Reduce
-from proxsvm.structures.forest import Forest, Labelling, check_nodes, check_pairwise, check_scores, standard_form
-
-_CYCLE = "{} got parents with a cycle: no root is reached from some node"
+from proxsvm._scores import require
+from proxsvm.structures._checks import CYCLE, check_nodes, check_pairwise, check_parents, check_scores
+from proxsvm.structures.forest import Forest, Labelling, standard_form
+from proxsvm.structures.semirings import Reduce
 
 
 class Tree(Forest):
@@ -32,20 +31,20 @@ class Tree(Forest):
     tensor([[0, 0, 1]])
     """
 
-    def prepare(  # type: ignore[override]
+    def prepare(
         self, name: str, scores: Any, target: Any, *, parents: Any = None, sizes: Any = None
     ) -> tuple[Any, Labelling]:
         """The nodes are sorted by depth, so that parents precede their children."""
-        labels = None
-        if target is not None:
-            if not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
-                raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
-            labels, parents, sizes = target if len(target) == 3 else (*target, None)
+        if target is None:
+            target = None, parents, sizes
+        elif not isinstance(target, (tuple, list)) or len(target) not in (2, 3) or target[0] is None:
+            raise TypeError(f"{name} got a target that is not (labels, parents) or (labels, parents, sizes)")
+        labels, parents, sizes = (*target, None)[:3]
         unary, pairwise = check_scores(name, scores, "(unary, pairwise)")
         B, V, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (V, K, K), (B, V, K, K))
         y, nodes, _, holes = check_nodes(name, labels, sizes, unary, self.ignore_index)
-        order, parents = _by_depth(name, _check_parents(name, parents, nodes, holes), nodes)
+        order, parents = _by_depth(name, check_parents(name, parents, nodes, holes), nodes)
         rows = torch.arange(B, device=order.device)[:, None]
         if pairwise.dim() > 2:
             pairwise = pairwise.expand(B, V, K, K)[rows, order[:, 1:]]
@@ -56,39 +55,20 @@ class Tree(Forest):
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
         """β_v[k] = unary[v, k] + Σ over children c of ⊕_j (pairwise[c, k, j] + β_c[j]); Σ over roots of ⊕ β."""
         unary, pairwise = scores
-        V, K = unary.shape[1:]
+        V = unary.shape[1]
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
-        belief, real = list(unary.unbind(1)), target.edges.unbind(1)
-        received = torch.zeros_like(unary)  # the messages of each node's children
-        for e in reversed(range(V - 1)):
-            belief[e + 1] = belief[e + 1] + received[:, e + 1]
-            message = torch.where(real[e][:, None], reduce(tables[e] + belief[e + 1][:, None], 2), 0.0)
-            received = received.scatter_add(1, target.parents[:, e, None, None].expand(-1, 1, K), message[:, None])
-        belief[0] = belief[0] + received[:, 0]
-        of_node = reduce(torch.stack(belief, 1), 2)
+        node, belief = torch.arange(V, device=unary.device), unary
+        for e in reversed(range(V - 1)):  # children come after their parents
+            message = reduce(tables[e] + belief[:, e + 1, None], 2)
+            above = target.edges[:, e, None] & (node == target.parents[:, e, None])
+            belief = belief + torch.where(above[..., None], message[:, None], 0.0)
+        of_node = reduce(belief, 2)
         return torch.where(target.nodes & ~F.pad(target.edges, (1, 0)), of_node, 0.0).sum(1)
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_v) ``[B, V, K]`` and p(y_parent(v), y_v) ``[B, V, K, K]``, 0 on padding and at the edge into a root."""
         node, edge = mu
         return target.in_input_order(node), target.in_input_order(F.pad(edge, (0, 0, 0, 0, 1, 0)))
-
-
-def _check_parents(name: str, parents: Any, nodes: Tensor, holes: bool) -> Tensor:
-    """The parents ``[B, V]``, −1 at roots and on padding; where a mask leaves a node out, its children move up."""
-    if parents is None:
-        raise TypeError(f"{name} needs the trees: decode(scores, parents=parents)")
-    V = nodes.shape[1]
-    parents = integer_target(name, torch.as_tensor(parents, device=nodes.device), nodes.shape, "parents")
-    valid = (parents >= -1) & (parents < (V if holes else nodes.sum(1, keepdim=True)))
-    require(valid | ~nodes, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
-    parents = torch.where(valid, parents, -1)
-    if holes:
-        for _ in range(V.bit_length()):  # every pass doubles the number of masked ancestors that are skipped
-            above = parents.clamp(min=0)
-            parents = torch.where((parents >= 0) & ~nodes.gather(1, above), parents.gather(1, above), parents)
-        require((parents < 0) | nodes.gather(1, parents.clamp(min=0)) | ~nodes, _CYCLE.format(name))
-    return torch.where(nodes, parents, -1)
 
 
 def _by_depth(name: str, parents: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +79,7 @@ def _by_depth(name: str, parents: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor
         up = above.clamp(min=0)
         depth = depth + torch.where(above >= 0, depth.gather(1, up), 0)
         above = torch.where(above >= 0, above.gather(1, up), -1)
-    require(above < 0, _CYCLE.format(name))
+    require(above < 0, CYCLE.format(name))
     order = torch.where(nodes, depth, V + 1).argsort(dim=1, stable=True)
     at = torch.where(parents >= 0, order.argsort(1).gather(1, parents.clamp(min=0)), -1)
     return order, at.gather(1, order)

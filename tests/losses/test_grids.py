@@ -86,6 +86,23 @@ def test_weights_beyond_all_gains_tie_the_image_together(cut):
     assert not cut(-gain, np.full((2, 1), 1e30), np.full((1, 2), 1e30)).any()
 
 
+@each_cut
+@pytest.mark.parametrize("seed", range(5))
+def test_pixels_that_are_known_do_not_blur_the_others(cut, seed):
+    """Gains of ±1e15 leave no digits for the others in a flow, unless they are clipped first."""
+    draw = np.random.default_rng(seed)
+    gain, right, down = draw.normal(size=(3, 3)), draw.random((3, 2)), draw.random((2, 3))
+    gain[0, 0], gain[2, 2] = 1e15, -1e15
+    known = np.where(np.abs(gain) > 1e6, 0, gain)
+
+    def worth(z):
+        return (known * z).sum() + (right * (z[:, 1:] == z[:, :-1])).sum() + (down * (z[1:] == z[:-1])).sum()
+
+    every = [z.numpy().astype(bool) for z in every_image(3, 3)]
+    best = max(worth(z) for z in every if z[0, 0] and not z[2, 2])
+    assert worth(cut(gain, right, down)) == pytest.approx(best, abs=1e-6)
+
+
 def scores(B: int = 2, H: int = 3, W: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(B, H, W), torch.rand(B, H, W - 1), torch.rand(B, H - 1, W)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -100,6 +101,86 @@ def unique(phi: list[Any]) -> Tensor:
     return ~(same & earlier[..., None]).any(1)
 
 
+def rows(labelling: Any) -> list[str]:
+    """The labelling of each sample, as text: labels are tensors, tuples of them, or lists."""
+    each = zip(*labelling, strict=True) if isinstance(labelling, tuple) else labelling
+    return [str([x.tolist() for x in row]) if isinstance(row, tuple) else str(row) for row in each]
+
+
+@given(case=st.sampled_from([c for c in LIKELIHOODS if "spanning" not in c.name]), seed=seeds, k=st.integers(1, 5))
+def test_the_k_best_are_those_of_the_enumeration(case, seed, k):
+    torch.manual_seed(seed)
+    structure = case.structure()
+    scores, target, every = case.draw()
+    all_of = enumerate_all(structure, scores, target, every)
+    ordered = torch.where(unique(all_of.phi), all_of.scores, -torch.inf).sort(0, descending=True)
+    found, values = structure.k_best(form(scores), k, **case.given(target))
+    assert values.shape == (k, B)
+    n = min(k, len(every))
+    torch.testing.assert_close(values[:n], ordered.values[:n], atol=1e-10, rtol=1e-10)
+    assert (values[n:] == -torch.inf).all()  # fewer than k
+    each = [rows(structure.labels(phi, all_of.y)) for phi in all_of.phi]
+    for j, labelling in enumerate(found):
+        for b, row in enumerate(rows(labelling)):
+            rank = j if values[j, b].isfinite() else 0
+            assert row == each[ordered.indices[rank, b]][b]
+
+
+@each_likelihood
+def test_samples_have_the_probabilities_of_their_labellings(case):
+    """Pearson's χ² over all labellings, those that are expected less than five times in one cell."""
+    draws, structure = 200, case.structure()
+    scores, target, every = case.draw()
+    all_of = enumerate_all(structure, scores, target, every)
+    p = torch.where(unique(all_of.phi), all_of.scores, -torch.inf).softmax(0)
+    each = [rows(structure.labels(phi, all_of.y)) for phi in all_of.phi]
+    generator = torch.Generator().manual_seed(0)
+    drawn = [rows(x) for x in structure.sample(form(scores), draws, generator=generator, **case.given(target))]
+    for b in range(B):
+        expected: dict[str, float] = {}
+        for labelling, weight in zip(each, p[:, b].tolist(), strict=True):
+            expected[labelling[b]] = expected.get(labelling[b], 0.0) + draws * weight
+        observed = Counter(row[b] for row in drawn)
+        assert set(observed) <= set(expected)
+        often = [row for row in expected if expected[row] >= 5]
+        cells = [(observed[row], expected[row]) for row in often]
+        cells.append((draws - sum(o for o, _ in cells), draws - sum(e for _, e in cells)))
+        chi = sum((o - e) ** 2 / e for o, e in cells if e > 1e-9)
+        assert chi < len(cells) + 5 * (2 * len(cells)) ** 0.5
+
+
+def test_samples_repeat_with_the_generator():
+    scores = torch.randn(2, 5, 5)
+    one, two = (SpanningTree().sample(scores, 3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(torch.stack(one), torch.stack(two))
+
+
+@pytest.mark.parametrize(
+    ("structure", "shape"), [(SpanningTree(), (1, 3, 3)), (Matching(), (1, 2, 2)), (Segments(), (1, 2, 1, 1))]
+)
+def test_what_is_no_recursion_has_no_k_best(structure, shape):
+    with pytest.raises(ValueError, match="k is 0"):
+        structure.k_best(torch.zeros(shape), 0)
+    if not isinstance(structure, Segments):
+        with pytest.raises(NotImplementedError, match="k best"):
+            structure.k_best(torch.zeros(shape), 2)
+    if not structure.likelihood:
+        with pytest.raises(NotImplementedError, match="no sum, sample"):
+            structure.sample(torch.zeros(shape))
+
+
+class Product(Structure):
+    """Something that is no recursion of sums."""
+
+    def total(self, scores: Any, target: Any, reduce: Any) -> Tensor:
+        return reduce(scores, 1).cumsum(0)
+
+
+def test_a_recursion_that_has_no_k_best_says_so():
+    with pytest.raises(NotImplementedError, match=r"cumsum.* nor a rearrangement"):
+        Product().k_best(torch.zeros(1, 2), 2)
+
+
 def losses(structure: Structure, **options: Any) -> list[Any]:
     """The hinge of a structure, and where it has marginals the smoothed hinge and the likelihood."""
     hinge = StructuredHinge(structure, **options)
@@ -160,6 +241,49 @@ def test_half_precision_compilers_and_transforms(case):
         twice = tuple(torch.stack([u, 2 * u]) for u in scores)
         batched = torch.func.vmap(lambda *u: loss(form(u), target))(*twice)
         torch.testing.assert_close(batched, torch.stack([value, loss(form([2 * u for u in scores]), target)]))
+
+
+@each_structure
+def test_inference_needs_no_graph(case):
+    structure = case.structure()
+    scores, target, _ = case.draw()
+    expected = StructuredHinge(structure).decode(form(scores), **case.given(target))
+    with torch.no_grad():
+        assert str(StructuredHinge(structure).decode(form(scores), **case.given(target))) == str(expected)
+        if structure.likelihood:
+            CRF(structure).marginals(form(scores), **case.given(target))
+            structure.sample(form(scores), **case.given(target))
+
+
+def reversed_strides(u: Tensor) -> Tensor:
+    axes = tuple(reversed(range(u.dim())))
+    return u.permute(axes).contiguous().permute(axes)
+
+
+LAYOUTS = {
+    "transposed": reversed_strides,
+    "sliced": lambda u: torch.stack([u, torch.full_like(u, torch.nan)], -1)[..., 0],
+    "expanded": lambda u: u[:1].expand_as(u),
+}
+
+
+@each_structure
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_memory_layout_makes_no_difference(case, layout):
+    scores, target, _ = case.draw()
+    viewed = tuple(LAYOUTS[layout](u) for u in scores)
+    plain = tuple(u.clone(memory_format=torch.contiguous_format).requires_grad_() for u in viewed)
+    views = tuple(u.detach().requires_grad_() for u in viewed)
+    assert all(torch.equal(a, b) for a, b in zip(plain, views, strict=True))
+    for loss in losses(case.structure()):
+        expected, value = loss(form(plain), target), loss(form(views), target)
+        torch.testing.assert_close(value, expected)
+        gradients = (torch.autograd.grad(v, u) for v, u in ((value, views), (expected, plain)))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b)
+        assert str(loss.decode(form(views), **case.given(target))) == str(
+            loss.decode(form(plain), **case.given(target))
+        )
 
 
 @each_likelihood
