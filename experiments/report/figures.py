@@ -240,7 +240,8 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
                 ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look | {"ls": (0, (4, 1.5))})
         ax.set(title=names.study(name), xscale="log", yscale="log", xlabel="η, or learning rate")
         ax.set_ylabel(unit(runs) if lower else "validation error, %")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
+        low, high = ax.get_ylim()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 2, 3, 4, 5, 7)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         ax.minorticks_off()
     for ax in rows.flat[len(studies) :]:
