@@ -4,8 +4,8 @@ Each block is one sample i, with its scores v_i at the current dual point. Movin
 with H = p_i J_i H⁻¹ J_iᵀ (the metric's H), and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H. On features
 H is h_i times the identity, h_i = step_i ‖x_i‖².
 
-A sweep on features visits the samples in ``order``. Those that gained more than ``least`` move to its front; it returns
-their count and the sum of all gains. Gains are multiplied by ``step``.
+A sweep on features visits the samples in ``order``, and returns what each could gain when it was visited, times
+``step``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,23 @@ class LinearModel(NamedTuple):
     starts: Array
 
 
+@njit
+def dot(a: Array, b: Array) -> Any:
+    """⟨a, b⟩."""
+    total = a.dtype.type(0)
+    for f in range(a.shape[0]):
+        total += a[f] * b[f]
+    return total
+
+
+@njit
+def add(w: Array, scale: Any, x: Array) -> None:
+    """w += scale · x."""
+    factor = w.dtype.type(scale)
+    for f in range(w.shape[0]):
+        w[f] += factor * x[f]
+
+
 # A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size.
 
 
@@ -44,13 +61,8 @@ def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, in
     if data.ndim == 1:  # numba resolves this at compile time
         sparse_scores(W, ks, size, z, i, data, indices, starts)
         return
-    x = data[i]
     for j in range(size):
-        w = W[ks[j]]
-        total = w.dtype.type(0)
-        for f in range(x.shape[0]):
-            total += w[f] * x[f]
-        z[j] = total
+        z[j] = dot(W[ks[j]], data[i])
 
 
 @njit
@@ -61,12 +73,8 @@ def row_update(
     if data.ndim == 1:
         sparse_update(W, ks, size, g, buffer, i, data, indices, starts)
         return
-    x = data[i]
     for j in range(size):
-        w = W[ks[j]]
-        scale = w.dtype.type(g[j])
-        for f in range(x.shape[0]):
-            w[f] += scale * x[f]
+        add(W[ks[j]], g[j], data[i])
 
 
 # A loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
@@ -213,15 +221,13 @@ def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain
 
 
 @njit
-def simplex_sweep(
-    order: Array, least: float, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array
-) -> tuple[int, float]:
+def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array) -> Array:
     """The exact block step of the simplex ``hull``, target and cost: α ← Π(α + (v + cost)/h) on each sample's live
     classes. A class left at its floor is no longer live until the next evaluation."""
     (W, step, h, data, indices, starts), (target, cost) = model, hull
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         y, ks, size, over_h = target[i], live[i], lives[i], 1.0 / h[i]
@@ -252,12 +258,8 @@ def simplex_sweep(
         lives[i] = left
         if count > 0:
             row_update(W, moving, count, g, buffer, i, data, indices, starts)
-        gain = ((max(most - mine, 0.0) if own >= 0 else most) - moved) * step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = ((max(most - mine, 0.0) if own >= 0 else most) - moved) * step[i]
+    return gains
 
 
 @njit
@@ -271,13 +273,13 @@ def box_best(residual: float, low: float, high: float, band: float, ridge: float
 
 
 @njit
-def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> tuple[int, float]:
+def box_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
     """The exact coordinate step of the box ``hull``: low, high, center, band and ridge."""
     (W, step, h, data, indices, starts), (low, high, center, band, ridge) = model, hull
     M = W.shape[0]
     everyone = np.arange(M)
     z, g, moving, buffer = np.empty(M), np.empty(M), np.empty(M, np.int64), np.empty(M)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         count, gain = 0, 0.0
@@ -293,12 +295,8 @@ def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Arra
                 count += 1
         if count > 0:
             row_update(W, moving, count, g, buffer, i, data, indices, starts)
-        gain *= step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = gain * step[i]
+    return gains
 
 
 # The simplex under the entropy. With s = m α − q and g = h m, a block's dual divided by m is, up to a constant,
@@ -387,13 +385,13 @@ def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
 
 
 @njit
-def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, alpha: Array) -> tuple[int, float]:
+def entropy_sweep(order: Array, model: LinearModel, mass: Array, alpha: Array) -> Array:
     """The exact block step of the simplex under the entropy."""
     W, step, h, data, indices, starts = model
     K = W.shape[0]
     everyone = np.arange(K)
     v, new, logs, buffer = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         m, g, gain = mass[i], h[i] * mass[i], 0.0
@@ -413,32 +411,11 @@ def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, a
             v[k] = -step[i] * m * (new[k] - alpha[i, k])
             alpha[i, k] = new[k]
         row_update(W, everyone, K, v, buffer, i, data, indices, starts)
-        gain *= m * step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = gain * m * step[i]
+    return gains
 
 
 # Any hull, through the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].
-
-
-@njit
-def dot(a: Array, b: Array) -> Any:
-    """⟨a, b⟩."""
-    total = a.dtype.type(0)
-    for f in range(a.shape[0]):
-        total += a[f] * b[f]
-    return total
-
-
-@njit
-def add(w: Array, scale: Any, x: Array) -> None:
-    """w += scale · x."""
-    factor = w.dtype.type(scale)
-    for f in range(w.shape[0]):
-        w[f] += factor * x[f]
 
 
 @njit

@@ -97,7 +97,6 @@ class BlockFW(DualSolver):
         from proxsvm.solvers._block.gram import GramBlocks
         from proxsvm.solvers._block.rows import RowBlocks
 
-        features = problem.linearization.features
-        if features is None:
+        if problem.linearization.features is None:
             return GramBlocks(problem, self.max_entries)
-        return RowBlocks(problem, features, self.inner)
+        return RowBlocks(problem, self.inner)

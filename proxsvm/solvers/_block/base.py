@@ -61,8 +61,8 @@ class BlockState(ABC):
         """At the scores v, by how much the best atom exceeds the current one, and c + ½⟨s, v⟩, ``[n]`` both."""
 
     @abstractmethod
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
-        """Block steps on a linear model; model and results are defined by :mod:`proxsvm._kernels.block_loops`."""
+    def sweep(self, model: Any, order: Array) -> Array:
+        """Block steps on a linear model; model and gains are defined by :mod:`proxsvm._kernels.block_loops`."""
 
 
 class Blocks(ABC):

@@ -31,9 +31,10 @@ REFRESH = 20  # evaluations until W is recomputed from s, without the rounding e
 class RowBlocks(Blocks):
     """W = w_t + d is kept, and v_i = W x_i evaluated where it is needed. The metric must be H⁻¹ = ``scale`` · 1."""
 
-    def __init__(self, problem: ProxProblem, features: Tensor, inner: int) -> None:
+    def __init__(self, problem: ProxProblem, inner: int) -> None:
         super().__init__(problem)
-        scale = problem.geometry.scale()
+        scale, features = problem.geometry.scale(), problem.linearization.features
+        assert features is not None
         if scale is None:
             raise ValueError(
                 "BlockFW on features needs one η and the Euclidean metric, in which a sample's curvature is one scalar "
@@ -129,10 +130,10 @@ class RowBlocks(Blocks):
         order = np.flatnonzero(self.model.step * now.gain > least)
         for _ in range(1 + self.inner):
             order = shuffled(order, rng) if self.sparse else rng.permutation(order)
-            front, total = self.state.sweep(self.model, order, least)
+            gains = self.state.sweep(self.model, order)
             self.work += len(order) * len(self.W) * (self.state.overhead + self.model.data.size / len(self.p))
-            order = order[:front]
-            if total <= enough:
+            order = order[gains > least]
+            if gains.sum() <= enough:
                 return
 
     def _is_slow(self, gap: float, enough: float) -> bool:
@@ -166,6 +167,21 @@ class RowBlocks(Blocks):
             self.least_gap, self.idle = now.gap, 0
         elif self.idle > newton.IDLE and self.newton.h == self.newton.floor:
             self.exhausted, self.idle = not self.newton.relax(), 0
+
+
+class ShardBlocks(RowBlocks):
+    """Block steps on some rows, against a W that the caller keeps in :attr:`W`; the other rows are elsewhere.
+
+    ``state``: that of an earlier visit to these rows.
+    """
+
+    def __init__(self, problem: ProxProblem, inner: int, state: BlockState | None) -> None:
+        super().__init__(problem, inner)
+        self.newton_work = math.inf  # Newton's method needs all rows
+        self.state = state or self.state
+
+    def _refresh(self) -> None:
+        """W does not follow from the s of these rows alone."""
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:

@@ -47,9 +47,9 @@ class SimplexState(BlockState):
         loops.simplex_gains(v, self.hull, self.s, self.live, self.lives, self.gain, self.worth)
         return self.gain, self.worth
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over the live classes."""
-        return loops.simplex_sweep(order, least, model, self.hull, self.s, self.live, self.lives)
+        return loops.simplex_sweep(order, model, self.hull, self.s, self.live, self.lives)
 
 
 class BoxState(BlockState):
@@ -83,10 +83,10 @@ class BoxState(BlockState):
         now = self._worth(self.s, residual)
         return (self._worth(best, residual) - now).sum(1), (now - self.s * v / 2).sum(1)
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
         hull = self.low, self.high, self.center, self.band, self.ridge
-        return loops.box_sweep(order, least, model, hull, self.s)
+        return loops.box_sweep(order, model, hull, self.s)
 
 
 class EntropyState(BlockState):
@@ -120,10 +120,10 @@ class EntropyState(BlockState):
         logs = torch.as_tensor(v).log_softmax(1).numpy()
         return -self.mass * np.einsum("nk,nk->n", self.alpha, logs) - c, c + np.einsum("nk,nk->n", s, v) / 2
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over all classes."""
         self.now = None
-        return loops.entropy_sweep(order, least, model, self.mass, self.alpha)
+        return loops.entropy_sweep(order, model, self.mass, self.alpha)
 
 
 class AtomState(BlockState):
@@ -182,10 +182,10 @@ class AtomState(BlockState):
         """The arguments of the loops."""
         return self.A, self.c, self.a, self.counts
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """One block step per sample: it takes a new atom to gain more."""
         loops.atom_sweep(order, ROUNDS, model, *self.arrays)
-        return 0, 0.0
+        return np.zeros(len(order))
 
 
 EXACT: dict[type, Callable[[Any], BlockState]] = {
