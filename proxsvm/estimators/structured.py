@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import BaseEstimator, exceptions, sklearn_utils, validation
+from proxsvm.estimators.base import BaseEstimator, sklearn_utils, validation, warn_of_gap
 from proxsvm.solvers._block.chains import ChainBlocks, ChainHingeBlocks, ChainLikelihoodBlocks
 from proxsvm.solvers.base import Trace, check_options
 
@@ -20,28 +20,19 @@ tqdm = load("tqdm", extra="estimators").tqdm
 DictVectorizer: Any = load("sklearn.feature_extraction", extra="estimators").DictVectorizer
 
 
+@dataclass(eq=False, repr=False)
 class ChainEstimator(BaseEstimator):  # type: ignore[misc]
     """What the two estimators share; a subclass says which loss its blocks have."""
 
-    _blocks: type[ChainBlocks]
-    _before: Any
+    _blocks: ClassVar[type[ChainBlocks]]
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        tol: float = 1e-3,
-        max_iter: int = 1000,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        verbose: int = 0,
-    ) -> None:
-        self.C = C
-        self.tol = tol
-        self.max_iter = max_iter
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+    C: float = 1.0
+    _: KW_ONLY
+    tol: float = 1e-3
+    max_iter: int = 1000
+    warm_start: bool = False
+    random_state: Any = 0
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any) -> Any:
         """Fit to a list of sequences and a list of their label sequences.
@@ -64,28 +55,21 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
         with tqdm(total=self.max_iter, desc=type(self).__name__, unit="pass", disable=not self.verbose) as bar:
 
             def show(now: Trace) -> None:
-                bar.set_postfix(
-                    objective=f"{now.primal:.6g}", gap=f"{now.gap / (now.primal or 1.0):.1e}", refresh=False
-                )
+                relative = now.gap / (now.primal or 1.0)
+                bar.set_postfix(objective=f"{now.primal:.6g}", gap=f"{relative:.1e}", refresh=False)
                 bar.update(now.step - bar.n)
 
             passes, dual, gap = blocks.solve(rng, tol=self.tol, max_passes=self.max_iter, callback=show)
         if not np.isfinite(dual + gap):
-            raise ValueError(
-                f"the objective became {dual + gap}: the scores are too large; scale the features, or reduce C"
-            )
+            large = f"the objective became {dual + gap}: the scores are too large"
+            raise ValueError(f"{large}; scale the features, or reduce C")
         self.n_iter_, self.dual_gap_, self.objective_ = passes, gap, dual + gap
         self.classes_, self.coef_, self.transitions_ = classes, blocks.W.T, blocks.A
         self.n_features_in_, self.vectorizer_ = rows.shape[1], vectorizer
         if self.warm_start:
             self._before = key, blocks.state
         if gap > max(self.tol, 1e-12) * self.objective_:
-            warnings.warn(
-                f"{type(self).__name__} stopped after {passes} passes (max_iter={self.max_iter}) at a relative gap of "
-                f"{gap / self.objective_:.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
-                exceptions.ConvergenceWarning,
-                stacklevel=2,
-            )
+            warn_of_gap(self, gap / self.objective_, stacklevel=3)
         return self
 
     def _scores(self, X: Any) -> list[Array]:
