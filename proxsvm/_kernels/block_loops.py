@@ -52,38 +52,18 @@ def add(w: Array, scale: Any, x: Array) -> None:
         w[f] += factor * x[f]
 
 
-# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size.
+# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. On sparse rows
+# a loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
+# classes stay in registers.
 
 
 @njit
 def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
     """z_j = ⟨W_k, x_i⟩."""
-    if data.ndim == 1:  # numba resolves this at compile time
-        sparse_scores(W, ks, size, z, i, data, indices, starts)
+    if data.ndim == 2:  # numba resolves this at compile time
+        for j in range(size):
+            z[j] = dot(W[ks[j]], data[i])
         return
-    for j in range(size):
-        z[j] = dot(W[ks[j]], data[i])
-
-
-@njit
-def row_update(
-    W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    """W_k += g_j x_i; ``buffer`` has one entry per class."""
-    if data.ndim == 1:
-        sparse_update(W, ks, size, g, buffer, i, data, indices, starts)
-        return
-    for j in range(size):
-        add(W[ks[j]], g[j], data[i])
-
-
-# A loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
-# classes stay in registers.
-
-
-@njit
-def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
-    """z_j = ⟨W_k, x_i⟩."""
     begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
     if size > 4 and 8 * size >= W.shape[0]:
         z[:] = 0.0
@@ -110,10 +90,14 @@ def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array,
 
 
 @njit
-def sparse_update(
+def row_update(
     W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
     """W_k += g_j x_i; ``buffer`` has one entry per class."""
+    if data.ndim == 2:
+        for j in range(size):
+            add(W[ks[j]], g[j], data[i])
+        return
     begin, end = starts[i], starts[i + 1]
     if size > 2 and 8 * size >= W.shape[0]:
         buffer[:] = 0.0
@@ -142,7 +126,7 @@ def sparse_products(W: Array, v: Array, data: Array, indices: Array, starts: Arr
     K = W.shape[0]
     everyone = np.arange(K)
     for i in range(v.shape[0]):
-        sparse_scores(W, everyone, K, v[i], i, data, indices, starts)
+        row_scores(W, everyone, K, v[i], i, data, indices, starts)
 
 
 # The simplex. s is stored, not α = s + e_y: where h is large, s is small, and an α near 1 would lose its digits.

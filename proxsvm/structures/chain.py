@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, known
-from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores
+from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores, unpack
 from proxsvm.structures.forest import Forest, Labelling, standard_form
 from proxsvm.structures.semirings import Reduce
 
@@ -39,7 +38,7 @@ class Chain(Forest):
     def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Any, Labelling]:
         """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
         if target is not None:
-            target, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
+            target, lengths = unpack(target, None)
         unary, pairwise, *ends = check_scores(name, scores, "(unary, pairwise, start, end)")
         B, T, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (B, T - 1, K, K))
@@ -89,6 +88,5 @@ class Chain(Forest):
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_t) ``[B, T, K]`` and p(y_t, y_{t+1}) ``[B, T - 1, K, K]``, 0 on padding."""
-        node, edge = mu
-        edge = F.pad(edge, (0, 0, 0, 0, 1, 0))
-        return target.in_input_order(node), target.in_input_order(edge)[:, 1:]
+        node, edge = super().marginals(mu, target)
+        return node, edge[:, 1:]

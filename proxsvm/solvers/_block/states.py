@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +54,9 @@ class SimplexState(BlockState):
 class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
-    def __init__(self, hull: Any) -> None:
-        bound = torch.full_like(hull.center, getattr(hull, "bound", math.inf))
-        low, high = getattr(hull, "low", -bound), getattr(hull, "high", bound)
-        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (low, high, hull.center))
-        self.band, self.ridge = float(getattr(hull, "band", 0.0)), float(getattr(hull, "ridge", 0.0))
+    def __init__(self, hull: QuadraticBox) -> None:
+        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
+        self.band, self.ridge = float(hull.band), float(hull.ridge)
         self.s = np.zeros_like(self.center)
 
     def begin(self, atom: FlatAtom) -> None:
