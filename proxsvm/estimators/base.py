@@ -124,10 +124,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         masses = masses if ranks is None else exchange(ranks, masses[0])
         eta = self.C * sum(masses)
         if not 0 < eta < math.inf:
-            raise ValueError(
-                f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
-                + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
-            )
+            why = "every sample_weight is zero" if eta == 0 else f"C is {self.C!r}"
+            raise ValueError(f"C times the sum of the sample weights is {eta}; expected a finite number above 0: {why}")
         if shard is None:
             found = self._solve_at_once(loss, X, target, out, omega, eta)
         else:
@@ -157,8 +155,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             return _with_ones(part, self.intercept_scaling) if self.fit_intercept else part
 
         for rows in blocks if mapped else ():
-            part = X[rows]
-            sklearn_utils.assert_all_finite(part.data if hasattr(part, "indptr") else part, input_name="X")
+            sklearn_utils.assert_all_finite(X[rows], input_name="X")
         weight = torch.as_tensor(np.zeros((*out, X.shape[1] + bool(self.fit_intercept)), dtype))
         omega = np.ones(len(target), dtype) if omega is None else omega
         before = self.warm_start and hasattr(self, "_before")
@@ -184,9 +181,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
-            point = self._solution(problem, eta, self._start(problem, slice(None), target))
-            assert point.gap is not None
-            assert point.dual is not None
+            solver, size = self._solver(eta), len(target) * problem.params[0].numel()
+            with one_thread(size < MANY):
+                point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
+                if len(target) <= TINY[0] and size <= TINY[1] and self.solver is None:
+                    further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
+                    point = replace(further.solve(problem, start=point.atom), steps=point.steps)
             relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break
@@ -233,17 +233,6 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 then(trace)
 
         return show
-
-    def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
-        solver = self._solver(eta)
-        n, size = len(problem.origin.coefficients), problem.params[0].numel()
-        with one_thread(n * size < MANY):
-            point = solver.solve(problem, start=start)
-            if n <= TINY[0] and n * size <= TINY[1] and self.solver is None:
-                further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
-                exact = further.solve(problem, start=point.atom)
-                point = replace(exact, steps=point.steps)
-        return point
 
     def _start(self, problem: ProxProblem, rows: slice, target: Array) -> Atom | None:
         """The last fit's dual point, if it is also one of this problem, of some rows of all the targets; another loss

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -45,12 +46,14 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"C is {self.C!r}; expected a finite number above 0")
         rows, starts, vectorizer = _stacked(X, DictVectorizer(), fit=True)
         labels = _label_lists(y, starts)
-        found = dict.fromkeys(chain.from_iterable(labels))
-        classes = np.fromiter(_in_order(found), object, len(found))
+        found = list(dict.fromkeys(chain.from_iterable(labels)))
+        with suppress(TypeError):  # labels that cannot be compared stay as they are
+            found = sorted(found)
+        classes = np.fromiter(found, object, len(found))
         blocks = self._blocks(rows, starts, _indices(labels, classes), len(classes), self.C)
-        key = [classes.tolist(), starts.tolist()]
-        if self.warm_start and hasattr(self, "_before") and self._before[0] == key:
-            blocks.state = tuple(part.copy() for part in self._before[1])
+        key, before = [classes.tolist(), starts.tolist()], getattr(self, "_before", None)
+        if self.warm_start and before is not None and before[0] == key:
+            blocks.state = tuple(part.copy() for part in before[1])
         rng = np.random.default_rng(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         with tqdm(total=self.max_iter, desc=type(self).__name__, unit="pass", disable=not self.verbose) as bar:
 
@@ -168,14 +171,6 @@ class ChainCRFClassifier(ChainEstimator):
         return found
 
 
-def _in_order(labels: Iterable[Any]) -> list[Any]:
-    """Sorted, or as they are where they cannot be compared."""
-    try:
-        return sorted(labels)
-    except TypeError:
-        return list(labels)
-
-
 def _length(x: Any) -> int:
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 
@@ -200,10 +195,8 @@ def _stacked(X: Any, vectorizer: Any, fit: bool = False) -> tuple[Any, Array, An
         matrices = [x if hasattr(x, "tocsr") else np.asarray(x) for x in sequences]
         bad = next((i for i, x in enumerate(matrices) if x.ndim != 2 or x.shape[1] != matrices[0].shape[-1]), None)
         if bad is not None:
-            raise ValueError(
-                f"sequence {bad} of X has shape {matrices[bad].shape}; expected [T, F], a row for each position, with "
-                "the same F everywhere"
-            )
+            given = f"sequence {bad} of X has shape {matrices[bad].shape}"
+            raise ValueError(f"{given}; expected [T, F], a row for each position, with the same F everywhere")
         if not fit and vectorizer is not None:
             raise TypeError("X has matrices, but the fit had dicts; expected dicts")
         rows, vectorizer = sparse.vstack([sparse.csr_matrix(x) for x in matrices], format="csr"), None
@@ -217,9 +210,8 @@ def _label_lists(y: Any, starts: Array) -> list[list[Any]]:
         raise ValueError(f"X has {len(starts) - 1} sequences, y has {len(labels)}; expected as many")
     for i, (own, length) in enumerate(zip(labels, np.diff(starts), strict=True)):
         if len(own) != length:
-            raise ValueError(
-                f"sequence {i} has {length} positions, but {len(own)} labels; expected one for each position"
-            )
+            given = f"sequence {i} has {length} positions, but {len(own)} labels"
+            raise ValueError(f"{given}; expected one for each position")
     return labels
 
 

@@ -58,7 +58,7 @@ class Forest(Structure):
         """φ: indicators of each node's label and of each edge's pair of labels, zero on padding."""
         K = scores[0].shape[2]
         node, edge = one_hot(scores[0], target.labels, K), one_hot(scores[0], self._pairs(target, K), K * K)
-        return target.real(node, target.nodes), target.real(edge.unflatten(2, (K, K)), target.edges)
+        return target.real(node, target.nodes), target.real(edge.reshape(*edge.shape[:2], K, K), target.edges)
 
     def _pairs(self, target: Labelling, K: int) -> Tensor:
         """The index of each edge's pair of labels in its K² pairwise scores, ``[B, V - 1]``."""

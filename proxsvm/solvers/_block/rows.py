@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses.base import detached
+from proxsvm.losses.base import detached, parts
 from proxsvm.losses.hulls import Rivals
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
@@ -41,14 +41,14 @@ class RowBlocks(Blocks):
                 f"for all classes; the groups have {[(g.eta, g.metric) for g in problem.groups]}. Use CorrectiveFW or "
                 "MultiStepFW"
             )
-        self.scale, self.inner = float(scale), inner
+        self.scale, self.inner, self.features = float(scale), inner, features
         self.sparse = features.layout is not torch.strided
         weight, start, origin = problem.params[0], problem.start(), problem.origin
         moved = bool(weight.any())
         self.v0 = to_numpy(flatten(problem.linearised_scores(start))) if moved else None
         # Sparse rows access all classes of a few features: there the features are the slowest dimension in memory.
         order: Any = "F" if self.sparse else "C"
-        self.W = np.zeros((weight.numel() // weight.shape[-1], weight.shape[-1]), weight.cpu().numpy().dtype, order)
+        self.W = np.zeros((weight[..., 0].numel(), weight.shape[-1]), weight.cpu().numpy().dtype, order)
         if moved:
             self._set(start)
         self.model = self._model(features)
@@ -151,14 +151,10 @@ class RowBlocks(Blocks):
     def _newton_step(self, now: Evaluation, enough: float) -> None:
         """Steps of Newton's method; their point becomes the current one where D rises."""
         if self.newton is None:
-            scores = self.problem.origin.scores
-            assert isinstance(scores, Tensor)
-            assert self.hull is not None
-            assert self.problem.linearization.features is not None
-            X, s = self.problem.linearization.features.to_dense().double(), self.state.combination().s
-            u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
-            p = torch.as_tensor(self.p)
-            self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
+            X, s = self.features.to_dense().double(), torch.as_tensor(self.state.combination().s)
+            u = torch.zeros_like(s) if self.v0 is None else torch.as_tensor(self.v0)
+            shape = parts(self.like)[0].shape
+            self.newton = newton.Newton(self.hull, X, torch.as_tensor(self.p), self.scale, u, s, shape)
         s_, c, dual = self.newton.solve(enough)
         if self.dual_of_zero + dual > now.dual:
             self.begin(FlatAtom(s_.numpy(), c.numpy()))

@@ -185,13 +185,7 @@ class AtomState(BlockState):
         return np.zeros(len(order))
 
 
-EXACT: dict[type, Callable[[Any], BlockState]] = {
-    Simplex: SimplexState,
-    QuadraticBox: BoxState,
-    EntropySimplex: EntropyState,
-}
-
-
 def exact_state(hull: Hull | None) -> BlockState | None:
     """The state with an exact block step on this hull, if there is one."""
-    return next((state(hull) for kind, state in EXACT.items() if isinstance(hull, kind)), None)
+    kinds: Any = (Simplex, SimplexState), (QuadraticBox, BoxState), (EntropySimplex, EntropyState)
+    return next((state(hull) for kind, state in kinds if isinstance(hull, kind)), None)
