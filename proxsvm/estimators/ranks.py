@@ -113,11 +113,10 @@ def unique(y: Array, ranks: Ranks | None) -> tuple[Array, Array, Array]:
     found = [pair for pair in exchange(ranks, np.unique(y, return_counts=True)) if len(pair[0])]
     if not found:
         raise RankError("no rank has a sample: expected at least one row on some rank")
-    classes: Array = np.unique(np.concatenate([names for names, _ in found]))
-    counts = np.zeros(len(classes), np.int64)
-    for names, count in found:
-        counts[np.searchsorted(classes, names)] += count
-    return classes, np.searchsorted(classes, y) if len(y) else np.zeros(0, np.int64), counts
+    names, counts = (np.concatenate(each) for each in zip(*found, strict=True))
+    classes, at = np.unique(names, return_inverse=True)
+    indices = np.searchsorted(classes, y) if len(y) else np.zeros(0, np.int64)
+    return classes, indices, np.bincount(at, counts).astype(np.int64)
 
 
 # Rows on disk.

@@ -75,15 +75,14 @@ class Chain(Forest):
         """From the last position back: the label from which the maximum of the next one came."""
         unary, pairwise = (u.detach() for u in scores)
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
-        real = torch.ones_like(target.labels, dtype=torch.bool) if target.nodes is None else target.nodes
         alpha = [unary[:, 0]]
         for t, table in enumerate(tables, start=1):
             moved = (alpha[-1][:, :, None] + table).amax(1) + unary[:, t]
-            alpha.append(torch.where(real[:, t, None], moved, alpha[-1]))
+            alpha.append(torch.where(target.nodes[:, t, None], moved, alpha[-1]))
         labels, rows = [alpha[-1].argmax(1)], torch.arange(len(unary), device=unary.device)
         for t in reversed(range(1, len(alpha))):
             into = tables[t - 1].expand(len(rows), -1, -1)[rows, :, labels[-1]]
-            labels.append(torch.where(real[:, t], (alpha[t - 1] + into).argmax(1), labels[-1]))
+            labels.append(torch.where(target.nodes[:, t], (alpha[t - 1] + into).argmax(1), labels[-1]))
         return target.in_input_order(torch.stack(labels[::-1], 1))
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:

@@ -26,11 +26,6 @@ class FlatAtom(NamedTuple):
     s: Array
     offset: Array
 
-    def b(self, v: Array) -> Array:
-        """⟨s, v⟩ + c, ``[n]``."""
-        value: Array = np.einsum("nm,nm->n", self.s, v) + self.offset
-        return value
-
 
 class Evaluation(NamedTuple):
     """D and the certified gap of the current point, and by how much each sample's best atom exceeds its own, [n]."""

@@ -170,9 +170,9 @@ class AtomState(BlockState):
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`; adds the oracle's new atom, without weight."""
-        best, now = self.oracle(v), self.combination()
+        best, (s, c) = self.oracle(v), self.combination()
         self.add(best)
-        return best.b(v) - now.b(v), now.offset + (now.s * v).sum(1) / 2
+        return ((best.s - s) * v).sum(1) + best.offset - c, c + (s * v).sum(1) / 2
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array]:
