@@ -55,7 +55,7 @@ class Newton:
         self.p, self.eta, self.u, self.shape = p, eta, u.t().contiguous(), shape
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
-        self.rivals: Any = 1 - one_hot(u, hull.target, hull.K).t() if isinstance(hull, Rivals) else None  # 0 at y
+        self.rivals = 1 - one_hot(u, hull.target, hull.K).t() if isinstance(hull, Rivals) else None  # 0 at y
         self.closed = isinstance(hull, ClosedHull | Rivals)
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         self.h = self.first = self._value(self.V, self.U) / float(p.sum()) or 1.0
@@ -88,10 +88,12 @@ class Newton:
 
     def _from_truth(self, v: Tensor) -> Tensor:
         """v_k − v_y."""
+        assert self.rivals is not None
         return v - ((1 - self.rivals) * v).sum(0)
 
     def _against_truth(self, alpha: Tensor) -> Tensor:
         """α − σ e_y, of the α of the others."""
+        assert self.rivals is not None
         alpha = self.rivals * alpha
         return alpha - (1 - self.rivals) * alpha.sum(0)
 
