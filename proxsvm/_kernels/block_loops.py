@@ -35,23 +35,6 @@ class LinearModel(NamedTuple):
     starts: Array
 
 
-@njit
-def dot(a: Array, b: Array) -> Any:
-    """⟨a, b⟩."""
-    total = a.dtype.type(0)
-    for f in range(a.shape[0]):
-        total += a[f] * b[f]
-    return total
-
-
-@njit
-def add(w: Array, scale: Any, x: Array) -> None:
-    """w += scale · x."""
-    factor = w.dtype.type(scale)
-    for f in range(w.shape[0]):
-        w[f] += factor * x[f]
-
-
 # A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. On sparse rows
 # a loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
 # classes stay in registers.
@@ -61,8 +44,13 @@ def add(w: Array, scale: Any, x: Array) -> None:
 def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
     """z_j = ⟨W_k, x_i⟩."""
     if data.ndim == 2:  # numba resolves this at compile time
-        for j in range(size):
-            z[j] = dot(W[ks[j]], data[i])
+        row = data[i]
+        for j in range(size):  # written out: a call of dot() takes a third longer
+            w = W[ks[j]]
+            total = w.dtype.type(0)
+            for f in range(row.shape[0]):
+                total += w[f] * row[f]
+            z[j] = total
         return
     begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
     if size > 4 and 8 * size >= W.shape[0]:
@@ -95,8 +83,12 @@ def row_update(
 ) -> None:
     """W_k += g_j x_i; ``buffer`` has one entry per class."""
     if data.ndim == 2:
+        row = data[i]
         for j in range(size):
-            add(W[ks[j]], g[j], data[i])
+            w = W[ks[j]]
+            scale = w.dtype.type(g[j])
+            for f in range(row.shape[0]):
+                w[f] += scale * row[f]
         return
     begin, end = starts[i], starts[i + 1]
     if size > 2 and 8 * size >= W.shape[0]:
@@ -400,6 +392,23 @@ def entropy_sweep(order: Array, model: LinearModel, mass: Array, alpha: Array) -
 
 
 # Any hull, through the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].
+
+
+@njit
+def dot(a: Array, b: Array) -> Any:
+    """⟨a, b⟩."""
+    total = a.dtype.type(0)
+    for f in range(a.shape[0]):
+        total += a[f] * b[f]
+    return total
+
+
+@njit
+def add(w: Array, scale: Any, x: Array) -> None:
+    """w += scale · x."""
+    factor = w.dtype.type(scale)
+    for f in range(w.shape[0]):
+        w[f] += factor * x[f]
 
 
 @njit
