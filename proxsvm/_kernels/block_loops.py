@@ -4,8 +4,8 @@ Each block is one sample i, with its scores v_i at the current dual point. Movin
 with H = p_i J_i H⁻¹ J_iᵀ (the metric's H), and the block's dual is ⟨s, v_i⟩ + c minus the quadratic of H. On features
 H is h_i times the identity, h_i = step_i ‖x_i‖².
 
-A sweep on features visits the samples in ``order``. Those that gained more than ``least`` move to its front; it returns
-their count and the sum of all gains. Gains are multiplied by ``step``.
+A sweep on features visits the samples in ``order``, and returns what each could gain when it was visited, times
+``step``.
 """
 
 from __future__ import annotations
@@ -35,47 +35,23 @@ class LinearModel(NamedTuple):
     starts: Array
 
 
-# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size.
+# A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. On sparse rows
+# a loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
+# classes stay in registers.
 
 
 @njit
 def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
     """z_j = ⟨W_k, x_i⟩."""
-    if data.ndim == 1:  # numba resolves this at compile time
-        sparse_scores(W, ks, size, z, i, data, indices, starts)
+    if data.ndim == 2:  # numba resolves this at compile time
+        row = data[i]
+        for j in range(size):  # written out: a call of dot() takes a third longer
+            w = W[ks[j]]
+            total = w.dtype.type(0)
+            for f in range(row.shape[0]):
+                total += w[f] * row[f]
+            z[j] = total
         return
-    x = data[i]
-    for j in range(size):
-        w = W[ks[j]]
-        total = w.dtype.type(0)
-        for f in range(x.shape[0]):
-            total += w[f] * x[f]
-        z[j] = total
-
-
-@njit
-def row_update(
-    W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
-) -> None:
-    """W_k += g_j x_i; ``buffer`` has one entry per class."""
-    if data.ndim == 1:
-        sparse_update(W, ks, size, g, buffer, i, data, indices, starts)
-        return
-    x = data[i]
-    for j in range(size):
-        w = W[ks[j]]
-        scale = w.dtype.type(g[j])
-        for f in range(x.shape[0]):
-            w[f] += scale * x[f]
-
-
-# A loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
-# classes stay in registers.
-
-
-@njit
-def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, indices: Array, starts: Array) -> None:
-    """z_j = ⟨W_k, x_i⟩."""
     begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
     if size > 4 and 8 * size >= W.shape[0]:
         z[:] = 0.0
@@ -102,10 +78,18 @@ def sparse_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array,
 
 
 @njit
-def sparse_update(
+def row_update(
     W: Array, ks: Array, size: int, g: Array, buffer: Array, i: int, data: Array, indices: Array, starts: Array
 ) -> None:
     """W_k += g_j x_i; ``buffer`` has one entry per class."""
+    if data.ndim == 2:
+        row = data[i]
+        for j in range(size):
+            w = W[ks[j]]
+            scale = w.dtype.type(g[j])
+            for f in range(row.shape[0]):
+                w[f] += scale * row[f]
+        return
     begin, end = starts[i], starts[i + 1]
     if size > 2 and 8 * size >= W.shape[0]:
         buffer[:] = 0.0
@@ -134,7 +118,7 @@ def sparse_products(W: Array, v: Array, data: Array, indices: Array, starts: Arr
     K = W.shape[0]
     everyone = np.arange(K)
     for i in range(v.shape[0]):
-        sparse_scores(W, everyone, K, v[i], i, data, indices, starts)
+        row_scores(W, everyone, K, v[i], i, data, indices, starts)
 
 
 # The simplex. s is stored, not α = s + e_y: where h is large, s is small, and an α near 1 would lose its digits.
@@ -213,15 +197,13 @@ def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain
 
 
 @njit
-def simplex_sweep(
-    order: Array, least: float, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array
-) -> tuple[int, float]:
+def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array) -> Array:
     """The exact block step of the simplex ``hull``, target and cost: α ← Π(α + (v + cost)/h) on each sample's live
     classes. A class left at its floor is no longer live until the next evaluation."""
     (W, step, h, data, indices, starts), (target, cost) = model, hull
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         y, ks, size, over_h = target[i], live[i], lives[i], 1.0 / h[i]
@@ -252,12 +234,8 @@ def simplex_sweep(
         lives[i] = left
         if count > 0:
             row_update(W, moving, count, g, buffer, i, data, indices, starts)
-        gain = ((max(most - mine, 0.0) if own >= 0 else most) - moved) * step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = ((max(most - mine, 0.0) if own >= 0 else most) - moved) * step[i]
+    return gains
 
 
 @njit
@@ -271,13 +249,13 @@ def box_best(residual: float, low: float, high: float, band: float, ridge: float
 
 
 @njit
-def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Array) -> tuple[int, float]:
+def box_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
     """The exact coordinate step of the box ``hull``: low, high, center, band and ridge."""
     (W, step, h, data, indices, starts), (low, high, center, band, ridge) = model, hull
     M = W.shape[0]
     everyone = np.arange(M)
     z, g, moving, buffer = np.empty(M), np.empty(M), np.empty(M, np.int64), np.empty(M)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         count, gain = 0, 0.0
@@ -293,12 +271,8 @@ def box_sweep(order: Array, least: float, model: LinearModel, hull: Any, s: Arra
                 count += 1
         if count > 0:
             row_update(W, moving, count, g, buffer, i, data, indices, starts)
-        gain *= step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = gain * step[i]
+    return gains
 
 
 # The simplex under the entropy. With s = m α − q and g = h m, a block's dual divided by m is, up to a constant,
@@ -387,13 +361,13 @@ def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
 
 
 @njit
-def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, alpha: Array) -> tuple[int, float]:
+def entropy_sweep(order: Array, model: LinearModel, mass: Array, alpha: Array) -> Array:
     """The exact block step of the simplex under the entropy."""
     W, step, h, data, indices, starts = model
     K = W.shape[0]
     everyone = np.arange(K)
     v, new, logs, buffer = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
-    front, total = 0, 0.0
+    gains = np.zeros(len(order))
     for t in range(order.shape[0]):
         i = order[t]
         m, g, gain = mass[i], h[i] * mass[i], 0.0
@@ -413,12 +387,8 @@ def entropy_sweep(order: Array, least: float, model: LinearModel, mass: Array, a
             v[k] = -step[i] * m * (new[k] - alpha[i, k])
             alpha[i, k] = new[k]
         row_update(W, everyone, K, v, buffer, i, data, indices, starts)
-        gain *= m * step[i]
-        total += gain
-        if gain > least:
-            order[front] = i
-            front += 1
-    return front, total
+        gains[t] = gain * m * step[i]
+    return gains
 
 
 # Any hull, through the atoms that its oracle has found: A is [n, T, M], their offsets c and weights a are [n, T].

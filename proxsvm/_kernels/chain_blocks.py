@@ -9,7 +9,7 @@ visited, to ``gaps``, ``[n]``; with ``move`` False nothing moves, and their sum 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -203,23 +203,14 @@ def evaluate(v: Array, A: Array, paths: Array, value: Array) -> None:
 
 @njit
 def sweep_hinge(
-    x: Sequences,
-    order: Array,
-    gaps: Array,
-    W: Array,
-    A: Array,
-    C: float,
-    move: bool,
-    costs: Array,
-    paths: Array,
-    weight: Array,
+    x: Sequences, order: Array, gaps: Array, W: Array, A: Array, C: float, move: bool, costs: Array, state: Any
 ) -> None:
     """At most ten pairwise steps over a sequence's working set, which the best labelling has joined where it has space.
 
-    ``costs``: of each label at each position, ``[N, K]``; ``paths``: the working sets, ``[N, M]``, with ``weight``,
+    ``costs``: of each label at each position, ``[N, K]``; ``state``: the working sets, ``[N, M]``, and their weights,
     ``[n, M]``.
     """
-    K, longest = len(A), (x.starts[1:] - x.starts[:-1]).max()
+    (paths, weight), K, longest = state, len(A), (x.starts[1:] - x.starts[:-1]).max()
     G_, buffer, de = np.empty((longest, longest)), np.zeros(len(W)), np.empty((K, K))
     buffers, best_, value = np.empty((4, longest, K)), np.empty(longest, np.int64), np.empty(weight.shape[1])
     for i in order:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -27,7 +26,7 @@ from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW, Trace
 from proxsvm.solvers._arrays import to_numpy
 from proxsvm.solvers._block.base import is_feasible
-from proxsvm.solvers.base import Callback, Progress
+from proxsvm.solvers.base import Callback, Progress, check_options
 
 sklearn_base = load("sklearn.base", extra="estimators")
 sklearn_utils = load("sklearn.utils", extra="estimators")
@@ -66,10 +65,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         for name in ("C", "intercept_scaling"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a finite number above 0")
-        if not 0 <= self.tol < math.inf:
-            raise ValueError(f"tol is {self.tol!r}; expected a relative gap of 0 or more")
-        if not (isinstance(self.max_iter, Integral) and int(self.max_iter) >= 1):
-            raise ValueError(f"max_iter is {self.max_iter!r}; expected a whole number of passes, at least 1")
+        check_options(tol=self.tol, max_iter=self.max_iter)
         if not (self.solver is None or isinstance(self.solver, BlockFW)):
             raise TypeError(
                 f"solver is {self.solver!r}; expected a proxsvm.solvers.BlockFW, or None. Its tol, max_passes and seed "
@@ -112,13 +108,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked_weight(self, sample_weight: Any, X: Any) -> Array | None:
         """ω as scikit-learn validates it; on ranks a shard may be empty, or have no weight at all."""
-        if sample_weight is not None and ranks_of(self.process_group) is not None and not np.any(sample_weight):
-            return np.zeros(X.shape[0], float_type(X))
         if sample_weight is None:
             return None
+        if ranks_of(self.process_group) is not None and not np.any(sample_weight):
+            return np.zeros(X.shape[0], float_type(X))
         checks = {"dtype": float_type(X), "ensure_non_negative": True}
-        omega: Array = validation._check_sample_weight(sample_weight, X, **checks)
-        return omega
+        return validation._check_sample_weight(sample_weight, X, **checks)  # type: ignore[no-any-return]
 
     def _solve(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""
@@ -129,10 +124,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         masses = masses if ranks is None else exchange(ranks, masses[0])
         eta = self.C * sum(masses)
         if not 0 < eta < math.inf:
-            raise ValueError(
-                f"C times the sum of the sample weights is {eta}; expected a finite number above 0: "
-                + ("every sample_weight is zero" if eta == 0 else f"C is {self.C!r}")
-            )
+            why = "every sample_weight is zero" if eta == 0 else f"C is {self.C!r}"
+            raise ValueError(f"C times the sum of the sample weights is {eta}; expected a finite number above 0: {why}")
         if shard is None:
             found = self._solve_at_once(loss, X, target, out, omega, eta)
         else:
@@ -145,12 +138,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.dual_gap_ = found.gap * eta  # the problem is the SVM's objective over η
         self.objective_ = found.primal * eta
         if found.relative > max(self.tol, _rounding(found.weight)):
-            warnings.warn(
-                f"{type(self).__name__} stopped after {self.n_iter_} passes (max_iter={self.max_iter}) at a relative "
-                f"gap of {found.relative:.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
-                exceptions.ConvergenceWarning,
-                stacklevel=4,
-            )
+            warn_of_gap(self, found.relative, stacklevel=5)
         w: Array = found.weight.numpy().astype(float_type(X), copy=False)
         if self.fit_intercept:
             self.intercept_ = self.intercept_scaling * w[..., -1]
@@ -167,8 +155,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             return _with_ones(part, self.intercept_scaling) if self.fit_intercept else part
 
         for rows in blocks if mapped else ():
-            part = X[rows]
-            sklearn_utils.assert_all_finite(part.data if hasattr(part, "indptr") else part, input_name="X")
+            sklearn_utils.assert_all_finite(X[rows], input_name="X")
         weight = torch.as_tensor(np.zeros((*out, X.shape[1] + bool(self.fit_intercept)), dtype))
         omega = np.ones(len(target), dtype) if omega is None else omega
         before = self.warm_start and hasattr(self, "_before")
@@ -194,9 +181,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
-            point = self._solution(problem, eta, self._start(problem, slice(None), target))
-            assert point.gap is not None
-            assert point.dual is not None
+            solver, size = self._solver(eta), len(target) * problem.params[0].numel()
+            with one_thread(size < MANY):
+                point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
+                if len(target) <= TINY[0] and size <= TINY[1] and self.solver is None:
+                    further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
+                    point = replace(further.solve(problem, start=point.atom), steps=point.steps)
             relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break
@@ -231,18 +221,18 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         return replace(solver, tol=self.tol, max_passes=self.max_iter, seed=seed, callback=callback)
 
     def _callback(self, then: Callback | None, eta: float | None) -> Callback | None:
-        return _Progress(type(self).__name__, eta, then) if self.verbose and eta is not None else then
+        """One that prints a line for each pass, and calls ``then``."""
+        if not self.verbose or eta is None:
+            return then
 
-    def _solution(self, problem: ProxProblem, eta: float, start: Atom | None) -> Any:
-        solver = self._solver(eta)
-        n, size = len(problem.origin.coefficients), problem.params[0].numel()
-        with one_thread(n * size < MANY):
-            point = solver.solve(problem, start=start)
-            if n <= TINY[0] and n * size <= TINY[1] and self.solver is None:
-                further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
-                exact = further.solve(problem, start=point.atom)
-                point = replace(exact, steps=point.steps)
-        return point
+        def show(trace: Trace) -> None:
+            objective, gap = trace.primal * eta, trace.gap * eta
+            name = type(self).__name__
+            print(f"[{name}] iteration {trace.step}: objective {objective:.6g}, gap {gap:.2e}, {trace.seconds:.2f} s")
+            if then is not None:
+                then(trace)
+
+        return show
 
     def _start(self, problem: ProxProblem, rows: slice, target: Array) -> Atom | None:
         """The last fit's dual point, if it is also one of this problem, of some rows of all the targets; another loss
@@ -271,19 +261,14 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-class _Progress:
-    """Prints a line for each pass, and calls another callback."""
-
-    def __init__(self, name: str, eta: float, then: Any) -> None:
-        self.name, self.eta, self.then = name, eta, then
-
-    def __call__(self, trace: Trace) -> None:
-        print(
-            f"[{self.name}] iteration {trace.step}: objective {trace.primal * self.eta:.6g}, "
-            f"gap {trace.gap * self.eta:.2e}, {trace.seconds:.2f} s"
-        )
-        if self.then is not None:
-            self.then(trace)
+def warn_of_gap(model: Any, relative: float, stacklevel: int) -> None:
+    """Say that a fit stopped at a relative gap above its tol."""
+    warnings.warn(
+        f"{type(model).__name__} stopped after {model.n_iter_} passes (max_iter={model.max_iter}) at a relative gap of "
+        f"{relative:.1e}, above tol={model.tol}: raise max_iter or tol, or scale the features",
+        exceptions.ConvergenceWarning,
+        stacklevel=stacklevel,
+    )
 
 
 @contextmanager

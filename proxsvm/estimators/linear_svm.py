@@ -98,10 +98,8 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         else:
             self.classes_, indices, counts = unique(y, ranks_of(self.process_group))
             if len(self.classes_) < 2:
-                raise ValueError(
-                    f"LinearSVM needs samples of at least 2 classes in the data, but the data contains only one class: "
-                    f"{self.classes_[0]!r}"
-                )
+                found = f"the data contains only one class: {self.classes_[0]!r}"
+                raise ValueError(f"LinearSVM needs samples of at least 2 classes in the data, but {found}")
             labels = (indices[:, None] == np.arange(len(self.classes_))).astype(np.int64)
             labels = labels[:, 1:] if len(self.classes_) == 2 else labels
         by_label = isinstance(loss, tuple(OF_LABELS.values()))
@@ -118,9 +116,8 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 raise ValueError(f"{type(self.loss).__name__} is a loss over classes, but y is an indicator matrix")
             return self.loss
         if several and self.loss in ("crammer_singer", "weston_watkins"):
-            raise ValueError(
-                f"loss={self.loss!r} is over classes, but y is an indicator matrix: use one of {[*OF_LABELS]}"
-            )
+            given = f"loss={self.loss!r} is over classes, but y is an indicator matrix"
+            raise ValueError(f"{given}: use one of {[*OF_LABELS]}")
         names: dict[str, Any] = {**OF_CLASSES, **OF_LABELS} if several else {**OF_LABELS, **OF_CLASSES}
         loss: ConvexLoss = names[self.loss or ("hinge" if several else "crammer_singer")]()
         return loss

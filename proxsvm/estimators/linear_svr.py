@@ -27,17 +27,9 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         loss: "epsilon_insensitive" (the default, ``L1Regression(epsilon)``), "squared_epsilon_insensitive"
             (``SquaredError(epsilon)``), "squared_error" (ridge regression), "huber", or any loss of
             ``proxsvm.losses`` with one prediction per sample.
-        tol: the certified relative gap (P − D)/P to reach.
-        max_iter: at most this many passes over the data.
-        fit_intercept: learn an intercept, as the weight of a constant feature.
-        intercept_scaling: the value of that feature: the larger, the less the intercept is regularised.
-        warm_start: start from the last dual solution, if it is feasible here (the same targets, and a loss with
-            the same dual): for a path of C.
-        random_state: of the order of the samples.
-        verbose: print a line with the objective and the gap after each pass.
-        solver: a :class:`~proxsvm.solvers.BlockFW` whose other options to use.
-        process_group: ``"default"`` or a group of torch.distributed: each rank calls ``fit`` with its own rows, and all
-            learn the same weights. None: this process has all rows.
+
+    The other arguments are those of :class:`LinearSVM`: ``tol``, ``max_iter``, ``fit_intercept``,
+    ``intercept_scaling``, ``warm_start``, ``random_state``, ``verbose``, ``solver`` and ``process_group``.
 
     Learns ``coef_`` ``[F]``, ``intercept_``, ``n_iter_``, ``dual_gap_``, ``objective_``, ``n_features_in_``.
 

@@ -113,11 +113,10 @@ def unique(y: Array, ranks: Ranks | None) -> tuple[Array, Array, Array]:
     found = [pair for pair in exchange(ranks, np.unique(y, return_counts=True)) if len(pair[0])]
     if not found:
         raise RankError("no rank has a sample: expected at least one row on some rank")
-    classes: Array = np.unique(np.concatenate([names for names, _ in found]))
-    counts = np.zeros(len(classes), np.int64)
-    for names, count in found:
-        counts[np.searchsorted(classes, names)] += count
-    return classes, np.searchsorted(classes, y) if len(y) else np.zeros(0, np.int64), counts
+    names, counts = (np.concatenate(each) for each in zip(*found, strict=True))
+    classes, at = np.unique(names, return_inverse=True)
+    indices = np.searchsorted(classes, y) if len(y) else np.zeros(0, np.int64)
+    return classes, indices, np.bincount(at, counts).astype(np.int64)
 
 
 # Rows on disk.
@@ -137,11 +136,9 @@ def blocks_of(X: Any) -> list[slice]:
     n = X.shape[0]
     if not is_mapped(X):
         return [slice(0, n)] if n else []
-    size = -(-X.data.nbytes // BLOCK_BYTES) if hasattr(X, "indptr") else -(-X.nbytes // BLOCK_BYTES)
-    edges = np.linspace(0, n, min(size, n) + 1).astype(int)
-    if hasattr(X, "indptr"):  # about as many entries in each block
-        at = np.linspace(0, X.indptr[-1], min(size, n) + 1)
-        edges = np.unique(np.r_[0, np.searchsorted(X.indptr, at[1:-1]), n])
+    size, starts = X.data.nbytes, getattr(X, "indptr", np.arange(n + 1))
+    at = np.linspace(0, starts[-1], min(-(-size // BLOCK_BYTES), n) + 1)  # about as many entries in each block
+    edges = np.unique(np.r_[0, np.searchsorted(starts, at[1:-1]), n])
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
 
@@ -170,32 +167,29 @@ class Shard:
         self.blocks = [rows for rows in self.blocks if self.omega[rows].sum() > 0]
         self.states: list[BlockState | None] = [None] * len(self.blocks)
         self._only: Any = None
-        if self.blocks and self._own_weights():
-            raise ValueError(
-                f"{self.loss!r} has class weights of its own, whose mean over all rows no rank and no block knows: "
-                "give class_weight to the estimator instead"
-            )
-
-    def _own_weights(self) -> bool:
-        first = torch.as_tensor(self.target[self.blocks[0]][:1])
-        scores, target = self.loss.prepare(self.weight.new_zeros(1, *self.weight.shape[:-1]), first)
-        return self.loss.weights(scores, target) is not None
+        for rows in self.blocks[:1]:
+            first = torch.as_tensor(self.target[rows][:1])
+            scores, target = self.loss.prepare(self.weight.new_zeros(1, *self.weight.shape[:-1]), first)
+            if self.loss.weights(scores, target) is not None:
+                raise ValueError(
+                    f"{self.loss!r} has class weights of its own, whose mean over all rows no rank and no block knows: "
+                    "give class_weight to the estimator instead"
+                )
 
     def load(self, k: int, sigma: float) -> Any:
         """Block k, read from disk, or the only one, which stays in memory."""
-        from proxsvm.solvers._block.shards import ShardBlocks  # it imports numba, which takes half a second
+        from proxsvm.solvers._block.rows import ShardBlocks  # it imports numba, which takes half a second
 
         if self._only is not None:
             return self._only
         rows = self.blocks[k]
-        omega = torch.as_tensor(self.omega[rows])
         problem = ProxProblem.from_features(
             self.loss,
             self.read(rows),
             torch.as_tensor(self.target[rows]),
             lr=sigma * self.share(k),
             weight=self.weight,
-            sample_weight=omega,
+            sample_weight=torch.as_tensor(self.omega[rows]),
         )
         block = ShardBlocks(problem, self.inner, self.states[k])
         if self.states[k] is None and self.start and (atom := self.start(problem, rows)) is not None:

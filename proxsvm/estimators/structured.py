@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
-from proxsvm.estimators.base import BaseEstimator, exceptions, sklearn_utils, validation
+from proxsvm.estimators.base import BaseEstimator, sklearn_utils, validation, warn_of_gap
 from proxsvm.solvers._block.chains import ChainBlocks, ChainHingeBlocks, ChainLikelihoodBlocks
 from proxsvm.solvers.base import Trace, check_options
 
@@ -20,28 +21,19 @@ tqdm = load("tqdm", extra="estimators").tqdm
 DictVectorizer: Any = load("sklearn.feature_extraction", extra="estimators").DictVectorizer
 
 
+@dataclass(eq=False, repr=False)
 class ChainEstimator(BaseEstimator):  # type: ignore[misc]
     """What the two estimators share; a subclass says which loss its blocks have."""
 
-    _blocks: type[ChainBlocks]
-    _before: Any
+    _blocks: ClassVar[type[ChainBlocks]]
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        tol: float = 1e-3,
-        max_iter: int = 1000,
-        warm_start: bool = False,
-        random_state: Any = 0,
-        verbose: int = 0,
-    ) -> None:
-        self.C = C
-        self.tol = tol
-        self.max_iter = max_iter
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+    C: float = 1.0
+    _: KW_ONLY
+    tol: float = 1e-3
+    max_iter: int = 1000
+    warm_start: bool = False
+    random_state: Any = 0
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any) -> Any:
         """Fit to a list of sequences and a list of their label sequences.
@@ -54,38 +46,33 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"C is {self.C!r}; expected a finite number above 0")
         rows, starts, vectorizer = _stacked(X, DictVectorizer(), fit=True)
         labels = _label_lists(y, starts)
-        found = dict.fromkeys(chain.from_iterable(labels))
-        classes = np.fromiter(_in_order(found), object, len(found))
+        found = list(dict.fromkeys(chain.from_iterable(labels)))
+        with suppress(TypeError):  # labels that cannot be compared stay as they are
+            found = sorted(found)
+        classes = np.fromiter(found, object, len(found))
         blocks = self._blocks(rows, starts, _indices(labels, classes), len(classes), self.C)
-        key = [classes.tolist(), starts.tolist()]
-        if self.warm_start and hasattr(self, "_before") and self._before[0] == key:
-            blocks.state = tuple(part.copy() for part in self._before[1])
+        key, before = [classes.tolist(), starts.tolist()], getattr(self, "_before", None)
+        if self.warm_start and before is not None and before[0] == key:
+            blocks.state = tuple(part.copy() for part in before[1])
         rng = np.random.default_rng(sklearn_utils.check_random_state(self.random_state).randint(2**31))
         with tqdm(total=self.max_iter, desc=type(self).__name__, unit="pass", disable=not self.verbose) as bar:
 
             def show(now: Trace) -> None:
-                bar.set_postfix(
-                    objective=f"{now.primal:.6g}", gap=f"{now.gap / (now.primal or 1.0):.1e}", refresh=False
-                )
+                relative = now.gap / (now.primal or 1.0)
+                bar.set_postfix(objective=f"{now.primal:.6g}", gap=f"{relative:.1e}", refresh=False)
                 bar.update(now.step - bar.n)
 
             passes, dual, gap = blocks.solve(rng, tol=self.tol, max_passes=self.max_iter, callback=show)
         if not np.isfinite(dual + gap):
-            raise ValueError(
-                f"the objective became {dual + gap}: the scores are too large; scale the features, or reduce C"
-            )
+            large = f"the objective became {dual + gap}: the scores are too large"
+            raise ValueError(f"{large}; scale the features, or reduce C")
         self.n_iter_, self.dual_gap_, self.objective_ = passes, gap, dual + gap
         self.classes_, self.coef_, self.transitions_ = classes, blocks.W.T, blocks.A
         self.n_features_in_, self.vectorizer_ = rows.shape[1], vectorizer
         if self.warm_start:
             self._before = key, blocks.state
         if gap > max(self.tol, 1e-12) * self.objective_:
-            warnings.warn(
-                f"{type(self).__name__} stopped after {passes} passes (max_iter={self.max_iter}) at a relative gap of "
-                f"{gap / self.objective_:.1e}, above tol={self.tol}: raise max_iter or tol, or scale the features",
-                exceptions.ConvergenceWarning,
-                stacklevel=2,
-            )
+            warn_of_gap(self, gap / self.objective_, stacklevel=3)
         return self
 
     def _scores(self, X: Any) -> list[Array]:
@@ -184,14 +171,6 @@ class ChainCRFClassifier(ChainEstimator):
         return found
 
 
-def _in_order(labels: Iterable[Any]) -> list[Any]:
-    """Sorted, or as they are where they cannot be compared."""
-    try:
-        return sorted(labels)
-    except TypeError:
-        return list(labels)
-
-
 def _length(x: Any) -> int:
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 
@@ -216,10 +195,8 @@ def _stacked(X: Any, vectorizer: Any, fit: bool = False) -> tuple[Any, Array, An
         matrices = [x if hasattr(x, "tocsr") else np.asarray(x) for x in sequences]
         bad = next((i for i, x in enumerate(matrices) if x.ndim != 2 or x.shape[1] != matrices[0].shape[-1]), None)
         if bad is not None:
-            raise ValueError(
-                f"sequence {bad} of X has shape {matrices[bad].shape}; expected [T, F], a row for each position, with "
-                "the same F everywhere"
-            )
+            given = f"sequence {bad} of X has shape {matrices[bad].shape}"
+            raise ValueError(f"{given}; expected [T, F], a row for each position, with the same F everywhere")
         if not fit and vectorizer is not None:
             raise TypeError("X has matrices, but the fit had dicts; expected dicts")
         rows, vectorizer = sparse.vstack([sparse.csr_matrix(x) for x in matrices], format="csr"), None
@@ -233,9 +210,8 @@ def _label_lists(y: Any, starts: Array) -> list[list[Any]]:
         raise ValueError(f"X has {len(starts) - 1} sequences, y has {len(labels)}; expected as many")
     for i, (own, length) in enumerate(zip(labels, np.diff(starts), strict=True)):
         if len(own) != length:
-            raise ValueError(
-                f"sequence {i} has {length} positions, but {len(own)} labels; expected one for each position"
-            )
+            given = f"sequence {i} has {length} positions, but {len(own)} labels"
+            raise ValueError(f"{given}; expected one for each position")
     return labels
 
 

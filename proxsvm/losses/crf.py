@@ -32,9 +32,8 @@ class CRF(SmoothLoss):
     def __init__(self, structure: Structure, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
         if not structure.likelihood:
-            raise ValueError(
-                f"{type(structure).__name__} has no sum over all labellings, only a best one: use StructuredHinge"
-            )
+            name = type(structure).__name__
+            raise ValueError(f"{name} has no sum over all labellings, only a best one: use StructuredHinge")
         self.structure = structure
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:

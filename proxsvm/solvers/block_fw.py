@@ -76,7 +76,13 @@ class BlockFW(DualSolver):
                 f"the start is not a dual point of this {type(problem.origin.loss).__name__}: expected the atom of a "
                 "point with the same samples, targets and loss; leave start out for a cold start"
             )
-        rng, blocks = np.random.default_rng(self.seed), self._blocks(problem)
+        # Imported here, because the loops import numba, which takes half a second.
+        from proxsvm.solvers._block.gram import GramBlocks
+        from proxsvm.solvers._block.rows import RowBlocks
+
+        network = problem.linearization.features is None
+        blocks: Blocks = GramBlocks(problem, self.max_entries) if network else RowBlocks(problem, self.inner)
+        rng = np.random.default_rng(self.seed)
         if start is not None:
             blocks.begin(flat_atom(start))
         progress = Progress(blocks.dual_of_start, tol=self.tol, callback=self.callback)
@@ -91,13 +97,3 @@ class BlockFW(DualSolver):
             blocks.begin(best)
             now = blocks.evaluate()
         return replace(blocks.point(now), steps=max(passes, 1))  # 0 steps would mean: the start itself
-
-    def _blocks(self, problem: ProxProblem) -> Blocks:
-        # Imported here, because the loops import numba, which takes half a second.
-        from proxsvm.solvers._block.gram import GramBlocks
-        from proxsvm.solvers._block.rows import RowBlocks
-
-        features = problem.linearization.features
-        if features is None:
-            return GramBlocks(problem, self.max_entries)
-        return RowBlocks(problem, features, self.inner)

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, known
-from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores
+from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores, unpack
 from proxsvm.structures.forest import Forest, Labelling, standard_form
 from proxsvm.structures.semirings import Reduce
 
@@ -39,7 +38,7 @@ class Chain(Forest):
     def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Any, Labelling]:
         """Start and end scores join the unary ones; positions that the mask leaves out are moved to the end."""
         if target is not None:
-            target, lengths = target if isinstance(target, (tuple, list)) and len(target) == 2 else (target, None)
+            target, lengths = unpack(target, None)
         unary, pairwise, *ends = check_scores(name, scores, "(unary, pairwise, start, end)")
         B, T, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (B, T - 1, K, K))
@@ -76,19 +75,17 @@ class Chain(Forest):
         """From the last position back: the label from which the maximum of the next one came."""
         unary, pairwise = (u.detach() for u in scores)
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
-        real = torch.ones_like(target.labels, dtype=torch.bool) if target.nodes is None else target.nodes
         alpha = [unary[:, 0]]
         for t, table in enumerate(tables, start=1):
             moved = (alpha[-1][:, :, None] + table).amax(1) + unary[:, t]
-            alpha.append(torch.where(real[:, t, None], moved, alpha[-1]))
+            alpha.append(torch.where(target.nodes[:, t, None], moved, alpha[-1]))
         labels, rows = [alpha[-1].argmax(1)], torch.arange(len(unary), device=unary.device)
         for t in reversed(range(1, len(alpha))):
             into = tables[t - 1].expand(len(rows), -1, -1)[rows, :, labels[-1]]
-            labels.append(torch.where(real[:, t], (alpha[t - 1] + into).argmax(1), labels[-1]))
+            labels.append(torch.where(target.nodes[:, t], (alpha[t - 1] + into).argmax(1), labels[-1]))
         return target.in_input_order(torch.stack(labels[::-1], 1))
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_t) ``[B, T, K]`` and p(y_t, y_{t+1}) ``[B, T - 1, K, K]``, 0 on padding."""
-        node, edge = mu
-        edge = F.pad(edge, (0, 0, 0, 0, 1, 0))
-        return target.in_input_order(node), target.in_input_order(edge)[:, 1:]
+        node, edge = super().marginals(mu, target)
+        return node, edge[:, 1:]

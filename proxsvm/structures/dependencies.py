@@ -27,9 +27,8 @@ class Dependencies(PartStructure):
         u = check_parts(name, scores, "[B, T + 1, T + 1, R]" if labelled else "[B, T + 1, T + 1]")
         B, N = u.shape[:2]
         if N < 2:
-            raise ValueError(
-                f"{name} got scores of shape {tuple(u.shape)}; expected [B, T + 1, T + 1] with T ≥ 1 words"
-            )
+            given = f"{name} got scores of shape {tuple(u.shape)}"
+            raise ValueError(f"{given}; expected [B, T + 1, T + 1] with T ≥ 1 words")
         heads, *more = target if isinstance(target, (tuple, list)) else (target,)
         if target is not None:
             if len(more) not in (labelled, labelled + 1):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, require
+from proxsvm._scores import FORBIDDEN, one_hot, require
 from proxsvm.structures.base import Structure, gradient
 from proxsvm.structures.polytopes import FlowPolytope
 from proxsvm.structures.semirings import maximum
@@ -56,19 +56,13 @@ class Forest(Structure):
 
     def features(self, target: Labelling, scores: Any) -> tuple[Tensor, Tensor]:
         """φ: indicators of each node's label and of each edge's pair of labels, zero on padding."""
-        B, V, K = scores[0].shape
-        node, edge = (
-            scores[0].new_zeros(B, *mask.shape[1:], size).scatter(2, at, mask[..., None].to(scores[0]))
-            for mask, at, size in (
-                (target.nodes, target.labels[..., None], K),
-                (target.edges, self._pairs(target, K), K * K),
-            )
-        )
-        return node, edge.reshape(B, V - 1, K, K)
+        K = scores[0].shape[2]
+        node, edge = one_hot(scores[0], target.labels, K), one_hot(scores[0], self._pairs(target, K), K * K)
+        return target.real(node, target.nodes), target.real(edge.reshape(*edge.shape[:2], K, K), target.edges)
 
     def _pairs(self, target: Labelling, K: int) -> Tensor:
-        """The index of each edge's pair of labels in its K² pairwise scores, ``[B, V - 1, 1]``."""
-        return (target.labels.gather(1, target.parents) * K + target.labels[:, 1:])[..., None]
+        """The index of each edge's pair of labels in its K² pairwise scores, ``[B, V - 1]``."""
+        return target.labels.gather(1, target.parents) * K + target.labels[:, 1:]
 
     def cost(self, target: Labelling, scores: Any, table: Tensor | None = None) -> tuple[Tensor, None]:
         """Δ: the sum of the nodes' costs, by default the number of wrong labels."""
@@ -90,7 +84,7 @@ class Forest(Structure):
         cancel, and from the pairwise scores what all of them have in common: every labelling has as many edges.
         """
         unary, pairwise = scores
-        at_node, pairs = unary.gather(2, target.labels[..., None]), self._pairs(target, unary.shape[2])
+        at_node, pairs = unary.gather(2, target.labels[..., None]), self._pairs(target, unary.shape[2])[..., None]
         if pairwise.numel():
             common = pairwise.detach().amax()
             pairwise = pairwise - torch.where(common > FORBIDDEN / 2, common, 0.0)  # where nothing is allowed
@@ -109,6 +103,11 @@ class Forest(Structure):
     def labels(self, phi: Any, target: Labelling) -> Tensor:
         """The labels ``[B, V]``, 0 on padding."""
         return target.in_input_order(phi[0].argmax(2))
+
+    def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
+        """p(y_v) ``[B, V, K]`` and p(y_parent(v), y_v) ``[B, V, K, K]``, 0 on padding and at the edge into a root."""
+        node, edge = mu
+        return target.in_input_order(node), target.in_input_order(F.pad(edge, (0, 0, 0, 0, 1, 0)))
 
     def polytope(self, scores: Any, target: Labelling) -> FlowPolytope | None:
         """The flow polytope, which is the hull of all labellings; of a lone node there is no flow."""

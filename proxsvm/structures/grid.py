@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm._scores import require
-from proxsvm.structures._checks import check_image
+from proxsvm._scores import integer_target, require, widened
+from proxsvm.structures._checks import unpack
 from proxsvm.structures.base import Structure
 from proxsvm.structures.combinatorial import Array, scipy_cut
 
@@ -53,14 +53,31 @@ class Grid(Structure):
         self.cut, self.exact = cut, negative == "refuse"
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Any, Image]:
-        """Expand the weights to one per pair, and set the scores outside the mask to zero."""
-        scores, y, mask = check_image(name, scores, target)
-        image = Image(y, mask)
+        """Expand the weights to one per pair, and set the scores outside the mask to zero; labels are 0 if None."""
+        if not isinstance(scores, (tuple, list)) or len(scores) != 3:
+            raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, right, down)")
+        unary, right, down = (widened(u) for u in scores)
+        if unary.dim() != 3 or unary.numel() == 0 or min(unary.shape[1:]) < 2:
+            given = f"{name} got unary scores of shape {tuple(unary.shape)}"
+            raise ValueError(f"{given}; expected [B, H, W] with at least 2 × 2 pixels (a line is a chain: ChainHinge)")
+        B, H, W = unary.shape
+        shapes = (B, H, W - 1), (B, H - 1, W)
+        try:
+            right, down = (w.to(unary.dtype).expand(shape) for w, shape in zip((right, down), shapes, strict=True))
+        except RuntimeError as error:
+            given = f"{name} got right and down of shapes {tuple(right.shape)} and {tuple(down.shape)}"
+            raise ValueError(f"{given}; expected what expands to {shapes[0]} and {shapes[1]}") from error
+        labels, mask = unpack(target, None)
+        every = torch.ones_like(unary, dtype=torch.bool)
+        mask = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
+        require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
+        y = torch.where(mask, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
+        require((y == 0) | (y == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
         unary, right, down = (
             torch.where(m, torch.where(u.isinf(), torch.nan, u), 0.0)
-            for m, u in zip(image.inside(), scores, strict=True)
+            for m, u in zip(Image(y, mask).inside(), (unary, right, down), strict=True)
         )
-        return (unary, *(self._positive(name, w) for w in (right, down))), image
+        return (unary, self._positive(name, right), self._positive(name, down)), Image(y, mask)
 
     def _positive(self, name: str, w: Tensor) -> Tensor:
         """Weights ≥ 0, or an error."""

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import FORBIDDEN, integer_target, require, widened
+from proxsvm._scores import integer_target, require
+from proxsvm.structures._checks import check_pairwise, check_parts
 from proxsvm.structures.base import Structure
 from proxsvm.structures.forest import Labelling
 from proxsvm.structures.semirings import Reduce
@@ -19,8 +20,7 @@ class Labels(Structure):
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
         """Without a target, the labels are 0."""
-        u, y = _checked(name, scores, target)
-        return u.clamp(min=FORBIDDEN), y
+        return _checked(name, scores, target)
 
     def features(self, target: Tensor, scores: Tensor) -> Tensor:
         """φ(y) = y."""
@@ -75,19 +75,15 @@ class LabelTree(Tree):
         B, L = u.shape
         if self.parents.shape != (L,):
             raise ValueError(f"{name} has a tree of {tuple(self.parents.shape)} labels, but the scores have {L}")
-        if pairwise.shape not in ((L, 2, 2), (B, L, 2, 2)):
-            expected = f"expected ({L}, 2, 2) or ({B}, {L}, 2, 2)"
-            raise ValueError(f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; {expected}")
+        check_pairwise(name, pairwise, (L, 2, 2), (B, L, 2, 2))
         self.parents = self.parents.to(u.device)  # copied once
         states = torch.stack([torch.zeros_like(u), u], 2)
         return super().prepare(name, (states, pairwise), (labels, self.parents.expand(B, L)))
 
 
 def _checked(name: str, u: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Scores ``[B, L]``, half precision as float32, and a target of 0 and 1; 0 if None."""
-    if not isinstance(u, Tensor) or u.dim() != 2 or u.numel() == 0:
-        given = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
-        raise ValueError(f"{name} got label scores of {given}; expected [B, L], and no tuple without a tree")
+    """Scores ``[B, L]`` and a target of 0 and 1; 0 if None."""
+    u = check_parts(name, u, "[B, L]", "label scores", ", and no tuple without a tree")
     y = torch.zeros_like(u, dtype=torch.long) if target is None else integer_target(name, target, u.shape)
     require((y == 0) | (y == 1), f"{name} got a target that is not 0 or 1")
-    return widened(u), y
+    return u, y

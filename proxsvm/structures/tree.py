@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import require
-from proxsvm.structures._checks import CYCLE, check_nodes, check_pairwise, check_parents, check_scores
+from proxsvm._scores import integer_target, require
+from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores
 from proxsvm.structures.forest import Forest, Labelling, standard_form
 from proxsvm.structures.semirings import Reduce
+
+CYCLE = "{} got parents with a cycle: no root is reached from some node"
 
 
 class Tree(Forest):
@@ -44,7 +46,7 @@ class Tree(Forest):
         B, V, K = unary.shape
         check_pairwise(name, pairwise, (K, K), (V, K, K), (B, V, K, K))
         y, nodes, _, holes = check_nodes(name, labels, sizes, unary, self.ignore_index)
-        order, parents = _by_depth(name, check_parents(name, parents, nodes, holes), nodes)
+        order, parents = _by_depth(name, _checked(name, parents, nodes, holes), nodes)
         rows = torch.arange(B, device=order.device)[:, None]
         if pairwise.dim() > 2:
             pairwise = pairwise.expand(B, V, K, K)[rows, order[:, 1:]]
@@ -65,10 +67,22 @@ class Tree(Forest):
         of_node = reduce(belief, 2)
         return torch.where(target.nodes & ~F.pad(target.edges, (1, 0)), of_node, 0.0).sum(1)
 
-    def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
-        """p(y_v) ``[B, V, K]`` and p(y_parent(v), y_v) ``[B, V, K, K]``, 0 on padding and at the edge into a root."""
-        node, edge = mu
-        return target.in_input_order(node), target.in_input_order(F.pad(edge, (0, 0, 0, 0, 1, 0)))
+
+def _checked(name: str, parents: Any, nodes: Tensor, holes: bool) -> Tensor:
+    """The parents ``[B, V]``, −1 at roots and on padding; where a mask leaves a node out, its children move up."""
+    if parents is None:
+        raise TypeError(f"{name} needs the trees: decode(scores, parents=parents)")
+    V = nodes.shape[1]
+    parents = integer_target(name, torch.as_tensor(parents, device=nodes.device), nodes.shape, "parents")
+    valid = (parents >= -1) & (parents < (V if holes else nodes.sum(1, keepdim=True)))
+    require(valid | ~nodes, f"{name} got a parent that is not a node: expected -1 (a root) or the index of a node")
+    parents = torch.where(valid, parents, -1)
+    if holes:
+        for _ in range(V.bit_length()):  # every pass doubles the number of masked ancestors that are skipped
+            above = parents.clamp(min=0)
+            parents = torch.where((parents >= 0) & ~nodes.gather(1, above), parents.gather(1, above), parents)
+        require((parents < 0) | nodes.gather(1, parents.clamp(min=0)) | ~nodes, CYCLE.format(name))
+    return torch.where(nodes, parents, -1)
 
 
 def _by_depth(name: str, parents: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:

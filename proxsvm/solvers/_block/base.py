@@ -26,11 +26,6 @@ class FlatAtom(NamedTuple):
     s: Array
     offset: Array
 
-    def b(self, v: Array) -> Array:
-        """⟨s, v⟩ + c, ``[n]``."""
-        value: Array = np.einsum("nm,nm->n", self.s, v) + self.offset
-        return value
-
 
 class Evaluation(NamedTuple):
     """D and the certified gap of the current point, and by how much each sample's best atom exceeds its own, [n]."""
@@ -61,8 +56,8 @@ class BlockState(ABC):
         """At the scores v, by how much the best atom exceeds the current one, and c + ½⟨s, v⟩, ``[n]`` both."""
 
     @abstractmethod
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
-        """Block steps on a linear model; model and results are defined by :mod:`proxsvm._kernels.block_loops`."""
+    def sweep(self, model: Any, order: Array) -> Array:
+        """Block steps on a linear model; model and gains are defined by :mod:`proxsvm._kernels.block_loops`."""
 
 
 class Blocks(ABC):

@@ -25,9 +25,10 @@ class ChainBlocks(ABC):
     def __init__(self, X: Any, starts: Array, labels: Array, K: int, C: float) -> None:
         self.X, self.C, self.n = X, C, len(starts) - 1
         self.gaps = np.zeros(self.n)
-        from proxsvm._kernels.chain_blocks import Sequences  # it imports numba
+        from proxsvm._kernels import chain_blocks  # it imports numba
 
-        self.rows = Sequences(X.data, X.indices, X.indptr, starts)
+        self.kernels = chain_blocks
+        self.rows = chain_blocks.Sequences(X.data, X.indices, X.indptr, starts)
         self.owner = np.repeat(np.arange(self.n), np.diff(starts))
         self.later = np.setdiff1d(np.arange(len(labels)), starts)  # positions that have a predecessor
         self.one_hot = np.eye(K)[labels]
@@ -85,9 +86,7 @@ class ChainLikelihoodBlocks(ChainBlocks):
 
     def sweep(self, order: Array, move: bool) -> None:
         """Two Frank-Wolfe steps per sequence, towards its marginals."""
-        from proxsvm._kernels.chain_blocks import sweep_likelihood  # it imports numba
-
-        sweep_likelihood(self.rows, order, self.gaps, self.W, self.A, self.C, move, *self.state)
+        self.kernels.sweep_likelihood(self.rows, order, self.gaps, self.W, self.A, self.C, move, *self.state)
 
     def expected(self) -> tuple[Array, Array]:
         """The state itself."""
@@ -110,21 +109,16 @@ class ChainHingeBlocks(ChainBlocks):
 
     def sweep(self, order: Array, move: bool) -> None:
         """Pairwise steps; where a working set is full, all of them get twice the space."""
-        from proxsvm._kernels.chain_blocks import sweep_hinge  # it imports numba
-
-        sweep_hinge(self.rows, order, self.gaps, self.W, self.A, self.C, move, self.costs, *self.state)
+        self.kernels.sweep_hinge(self.rows, order, self.gaps, self.W, self.A, self.C, move, self.costs, self.state)
         paths, weight = self.state
         if weight.all(1).any():
             self.state = np.hstack([paths, paths]), np.hstack([weight, np.zeros_like(weight)])
 
-    def _active(self) -> tuple[Array, Array, Array]:
-        """The position, the index and the weight of every labelling whose weight is not 0."""
-        at, m = np.nonzero(self.state[1][self.owner])
-        return at, m, self.state[1][self.owner[at], m]
-
     def expected(self) -> tuple[Array, Array]:
         """Weighted counts over the working sets."""
-        paths, (at, m, weight) = self.state[0], self._active()
+        paths, weights = self.state
+        at, m = np.nonzero(weights[self.owner])  # the positions and labellings whose weight is not 0
+        weight = weights[self.owner[at], m]
         mu, e = np.zeros_like(self.one_hot), np.zeros_like(self.pairs[0])
         np.add.at(mu, (at, paths[at, m]), weight)
         later = np.isin(at, self.later)
@@ -134,5 +128,4 @@ class ChainHingeBlocks(ChainBlocks):
 
     def offset(self) -> float:
         """The expected cost."""
-        at, m, weight = self._active()
-        return float(weight @ self.costs[at, self.state[0][at, m]])
+        return float(np.vdot(self.costs, self.expected()[0]))

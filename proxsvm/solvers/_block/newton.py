@@ -37,12 +37,9 @@ def work(n: int, M: int, F: int) -> float:
     side = min(n, F)
     if M * side > MAX_SIDE or n * F > MAX_ENTRIES:
         return math.inf
-    return STEPS * (factorisation(n, M, side) / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
-
-
-def factorisation(n: int, M: int, F: int) -> float:
-    """The multiplications of a Hessian and its factorisation, about five times as fast as others."""
-    return M * (M + 1) / 2 * n * F**2 + (M * F) ** 3 / 3
+    # The multiplications of a Hessian and its factorisation are about five times as fast as others.
+    hessian = M * (M + 1) / 2 * n * side**2 + (M * side) ** 3 / 3
+    return STEPS * (hessian / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
 class Newton:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses.base import detached
+from proxsvm.losses.base import detached, parts
 from proxsvm.losses.hulls import Rivals
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
@@ -31,23 +31,24 @@ REFRESH = 20  # evaluations until W is recomputed from s, without the rounding e
 class RowBlocks(Blocks):
     """W = w_t + d is kept, and v_i = W x_i evaluated where it is needed. The metric must be H⁻¹ = ``scale`` · 1."""
 
-    def __init__(self, problem: ProxProblem, features: Tensor, inner: int) -> None:
+    def __init__(self, problem: ProxProblem, inner: int) -> None:
         super().__init__(problem)
-        scale = problem.geometry.scale()
+        scale, features = problem.geometry.scale(), problem.linearization.features
+        assert features is not None
         if scale is None:
             raise ValueError(
                 "BlockFW on features needs one η and the Euclidean metric, in which a sample's curvature is one scalar "
                 f"for all classes; the groups have {[(g.eta, g.metric) for g in problem.groups]}. Use CorrectiveFW or "
                 "MultiStepFW"
             )
-        self.scale, self.inner = float(scale), inner
+        self.scale, self.inner, self.features = float(scale), inner, features
         self.sparse = features.layout is not torch.strided
         weight, start, origin = problem.params[0], problem.start(), problem.origin
         moved = bool(weight.any())
         self.v0 = to_numpy(flatten(problem.linearised_scores(start))) if moved else None
         # Sparse rows access all classes of a few features: there the features are the slowest dimension in memory.
         order: Any = "F" if self.sparse else "C"
-        self.W = np.zeros((weight.numel() // weight.shape[-1], weight.shape[-1]), weight.cpu().numpy().dtype, order)
+        self.W = np.zeros((weight[..., 0].numel(), weight.shape[-1]), weight.cpu().numpy().dtype, order)
         if moved:
             self._set(start)
         self.model = self._model(features)
@@ -129,10 +130,10 @@ class RowBlocks(Blocks):
         order = np.flatnonzero(self.model.step * now.gain > least)
         for _ in range(1 + self.inner):
             order = shuffled(order, rng) if self.sparse else rng.permutation(order)
-            front, total = self.state.sweep(self.model, order, least)
+            gains = self.state.sweep(self.model, order)
             self.work += len(order) * len(self.W) * (self.state.overhead + self.model.data.size / len(self.p))
-            order = order[:front]
-            if total <= enough:
+            order = order[gains > least]
+            if gains.sum() <= enough:
                 return
 
     def _is_slow(self, gap: float, enough: float) -> bool:
@@ -150,14 +151,10 @@ class RowBlocks(Blocks):
     def _newton_step(self, now: Evaluation, enough: float) -> None:
         """Steps of Newton's method; their point becomes the current one where D rises."""
         if self.newton is None:
-            scores = self.problem.origin.scores
-            assert isinstance(scores, Tensor)
-            assert self.hull is not None
-            assert self.problem.linearization.features is not None
-            X, s = self.problem.linearization.features.to_dense().double(), self.state.combination().s
-            u = torch.as_tensor(np.zeros_like(s) if self.v0 is None else self.v0)
-            p = torch.as_tensor(self.p)
-            self.newton = newton.Newton(self.hull, X, p, self.scale, u, torch.as_tensor(s), scores.shape)
+            X, s = self.features.to_dense().double(), torch.as_tensor(self.state.combination().s)
+            u = torch.zeros_like(s) if self.v0 is None else torch.as_tensor(self.v0)
+            shape = parts(self.like)[0].shape
+            self.newton = newton.Newton(self.hull, X, torch.as_tensor(self.p), self.scale, u, s, shape)
         s_, c, dual = self.newton.solve(enough)
         if self.dual_of_zero + dual > now.dual:
             self.begin(FlatAtom(s_.numpy(), c.numpy()))
@@ -166,6 +163,21 @@ class RowBlocks(Blocks):
             self.least_gap, self.idle = now.gap, 0
         elif self.idle > newton.IDLE and self.newton.h == self.newton.floor:
             self.exhausted, self.idle = not self.newton.relax(), 0
+
+
+class ShardBlocks(RowBlocks):
+    """Block steps on some rows, against a W that the caller keeps in :attr:`W`; the other rows are elsewhere.
+
+    ``state``: that of an earlier visit to these rows.
+    """
+
+    def __init__(self, problem: ProxProblem, inner: int, state: BlockState | None) -> None:
+        super().__init__(problem, inner)
+        self.newton_work = math.inf  # Newton's method needs all rows
+        self.state = state or self.state
+
+    def _refresh(self) -> None:
+        """W does not follow from the s of these rows alone."""
 
 
 def shuffled(order: Array, rng: np.random.Generator) -> Array:

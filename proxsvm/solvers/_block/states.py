@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,19 +46,17 @@ class SimplexState(BlockState):
         loops.simplex_gains(v, self.hull, self.s, self.live, self.lives, self.gain, self.worth)
         return self.gain, self.worth
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over the live classes."""
-        return loops.simplex_sweep(order, least, model, self.hull, self.s, self.live, self.lives)
+        return loops.simplex_sweep(order, model, self.hull, self.s, self.live, self.lives)
 
 
 class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
-    def __init__(self, hull: Any) -> None:
-        bound = torch.full_like(hull.center, getattr(hull, "bound", math.inf))
-        low, high = getattr(hull, "low", -bound), getattr(hull, "high", bound)
-        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (low, high, hull.center))
-        self.band, self.ridge = float(getattr(hull, "band", 0.0)), float(getattr(hull, "ridge", 0.0))
+    def __init__(self, hull: QuadraticBox) -> None:
+        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
+        self.band, self.ridge = float(hull.band), float(hull.ridge)
         self.s = np.zeros_like(self.center)
 
     def begin(self, atom: FlatAtom) -> None:
@@ -83,10 +80,10 @@ class BoxState(BlockState):
         now = self._worth(self.s, residual)
         return (self._worth(best, residual) - now).sum(1), (now - self.s * v / 2).sum(1)
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
         hull = self.low, self.high, self.center, self.band, self.ridge
-        return loops.box_sweep(order, least, model, hull, self.s)
+        return loops.box_sweep(order, model, hull, self.s)
 
 
 class EntropyState(BlockState):
@@ -120,10 +117,10 @@ class EntropyState(BlockState):
         logs = torch.as_tensor(v).log_softmax(1).numpy()
         return -self.mass * np.einsum("nk,nk->n", self.alpha, logs) - c, c + np.einsum("nk,nk->n", s, v) / 2
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """Over all classes."""
         self.now = None
-        return loops.entropy_sweep(order, least, model, self.mass, self.alpha)
+        return loops.entropy_sweep(order, model, self.mass, self.alpha)
 
 
 class AtomState(BlockState):
@@ -173,28 +170,22 @@ class AtomState(BlockState):
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`; adds the oracle's new atom, without weight."""
-        best, now = self.oracle(v), self.combination()
+        best, (s, c) = self.oracle(v), self.combination()
         self.add(best)
-        return best.b(v) - now.b(v), now.offset + (now.s * v).sum(1) / 2
+        return ((best.s - s) * v).sum(1) + best.offset - c, c + (s * v).sum(1) / 2
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array]:
         """The arguments of the loops."""
         return self.A, self.c, self.a, self.counts
 
-    def sweep(self, model: Any, order: Array, least: float) -> tuple[int, float]:
+    def sweep(self, model: Any, order: Array) -> Array:
         """One block step per sample: it takes a new atom to gain more."""
         loops.atom_sweep(order, ROUNDS, model, *self.arrays)
-        return 0, 0.0
-
-
-EXACT: dict[type, Callable[[Any], BlockState]] = {
-    Simplex: SimplexState,
-    QuadraticBox: BoxState,
-    EntropySimplex: EntropyState,
-}
+        return np.zeros(len(order))
 
 
 def exact_state(hull: Hull | None) -> BlockState | None:
     """The state with an exact block step on this hull, if there is one."""
-    return next((state(hull) for kind, state in EXACT.items() if isinstance(hull, kind)), None)
+    kinds: Any = (Simplex, SimplexState), (QuadraticBox, BoxState), (EntropySimplex, EntropyState)
+    return next((state(hull) for kind, state in kinds if isinstance(hull, kind)), None)
