@@ -212,7 +212,6 @@ class AtomHull(ScoreSpacePoint):
         self.Q, self.lin, self.a = np.zeros((rows, rows)), np.zeros(rows), np.zeros(rows)
         self.mass = np.ones(rows)  # the fraction of a row that is not the start
         self.a[0], self.mass[0] = 1.0, 0.0
-        self.weights = torch.as_tensor(self.a[:1]).to(self.p)  # a as a tensor
         self.offset[0], self.lin[0] = self.bounds, float(self.start.lam)
         self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the current point at its own scores v
         self.size = 1
@@ -226,7 +225,7 @@ class AtomHull(ScoreSpacePoint):
         return self._scores(self.flat_v0 - self._combined(self.gx))
 
     def _combined(self, rows: Tensor) -> Tensor:
-        return self.weights @ rows[: self.size]
+        return torch.as_tensor(self.a[: self.size]).to(rows) @ rows[: self.size]
 
     def ascent(self, v: Scores, atom: Atom) -> float:
         """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
@@ -251,7 +250,6 @@ class AtomHull(ScoreSpacePoint):
         a[:] = simplex_qp(Q, lin, a)
         along, curved = float(a @ lin), float(a @ Q @ a)
         self.dual, self.worth = self.dual_of_start - float(self.start.lam) + along - curved / 2, along - curved
-        self.weights = torch.as_tensor(a).to(self.p)
 
     def _forget(self) -> None:
         """Free rows: keep the current point as row 0, and the newest half of the others."""
