@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._scores import inner, known, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
@@ -53,7 +54,10 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         u = self.expand(scores, target)
         with torch.no_grad():
             atom, soft = self._direction(u.detach(), target)
-        return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
+        hinge, entropy = rival(u, y, self._costs(u, y))[1].relu(), F.cross_entropy(u, y, reduction="none")
+        return torch.where(soft, atom.value_at(u) + (entropy - entropy.detach()), hinge), atom
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
