@@ -206,26 +206,23 @@ class AtomHull(ScoreSpacePoint):
         self.v0 = problem.linearised_scores(self.start)
         self.flat_v0 = flatten(self.v0).reshape(-1)
         self.p = self.weight.repeat_interleave(len(self.flat_v0) // len(self.weight)).to(self.flat_v0)
-        rows = memory + 2
-        self.s, self.gx = (self.p.new_zeros(rows, len(self.p)) for _ in range(2))
-        self.offset = self.p.new_zeros(rows, len(self.weight))
-        self.Q, self.lin, self.a = np.zeros((rows, rows)), np.zeros(rows), np.zeros(rows)
-        self.mass = np.ones(rows)  # the fraction of a row that is not the start
-        self.a[0], self.mass[0] = 1.0, 0.0
-        self.offset[0], self.lin[0] = self.bounds, float(self.start.lam)
+        self.limit = memory + 2
+        self.s = self.gx = torch.zeros_like(self.p)[None]
+        self.offset = self.bounds[None].to(self.p)
         self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the current point at its own scores v
-        self.size = 1
+        self.Q, self.lin, self.a = np.zeros((1, 1)), np.array([self.worth]), np.ones(1)
+        self.mass = np.zeros(1)  # the fraction of a row that is not the start
         self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
 
     def scores(self) -> Any:
         """v = v₀ − G x."""
-        if self.unsettled is None:
-            return self.v0
-        self.gx[self.size - 1] = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(-1)
+        if self.unsettled is not None:
+            gx = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(1, -1)
+            self.gx, self.unsettled = torch.cat([self.gx, gx.to(self.p)]), None
         return self._scores(self.flat_v0 - self._combined(self.gx))
 
     def _combined(self, rows: Tensor) -> Tensor:
-        return torch.as_tensor(self.a[: self.size]).to(rows) @ rows[: self.size]
+        return torch.as_tensor(self.a).to(rows) @ rows
 
     def ascent(self, v: Scores, atom: Atom) -> float:
         """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
@@ -233,37 +230,32 @@ class AtomHull(ScoreSpacePoint):
 
     def step(self, v: Scores, vertex: Atom) -> None:
         """Add the atom, and move to the best point of the hull."""
-        if self.size == len(self.s):
+        if len(self.s) == self.limit:
             self._forget()
-        k = self.size
-        self.s[k], self.offset[k] = flatten(vertex.s).reshape(-1), vertex.offset
-        x = self.p * self.s[k]
+        s, offset = flatten(vertex.s).reshape(-1).to(self.p), vertex.offset.to(self.p)
+        x = self.p * s
         _, self.unsettled, own = self._push(self._scores(x))
-        linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, self.offset[k])
-        products = self.problem.mean(torch.cat([self.gx[:k] @ x, torch.stack(linear)]))
-        numbers = [*products.tolist(), float(own)]
-        self.lin[k] = numbers[k] + numbers[k + 1]
-        self.Q[k, : k + 1] = self.Q[: k + 1, k] = [*numbers[:k], numbers[k + 2]]
-        self.size = k + 1
-        Q, lin, a = self.Q[: k + 1, : k + 1], self.lin[: k + 1], self.a[: k + 1]
-        a[k] = 0.0
-        a[:] = simplex_qp(Q, lin, a)
-        along, curved = float(a @ lin), float(a @ Q @ a)
+        linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, offset)
+        *products, lin_s, lin_c = self.problem.mean(torch.cat([self.gx @ x, torch.stack(linear)])).tolist()
+        self.s, self.offset = torch.cat([self.s, s[None]]), torch.cat([self.offset, offset[None]])
+        self.Q = np.block([[self.Q, np.array(products)[:, None]], [np.array(products), float(own)]])
+        self.lin, self.mass = np.append(self.lin, lin_s + lin_c), np.append(self.mass, 1.0)
+        self.a = simplex_qp(self.Q, self.lin, np.append(self.a, 0.0))
+        along, curved = float(self.a @ self.lin), float(self.a @ self.Q @ self.a)
         self.dual, self.worth = self.dual_of_start - float(self.start.lam) + along - curved / 2, along - curved
 
     def _forget(self) -> None:
         """Free rows: keep the current point as row 0, and the newest half of the others."""
-        W = np.vstack([self.a, np.eye(self.size)[1 + self.size // 2 :]])  # the new rows as combinations of the old
-        k = self.size = len(W)
-        for rows in (self.s, self.gx, self.offset):
-            rows[:k] = torch.as_tensor(W).to(rows) @ rows
-        self.Q[:k, :k], self.lin[:k], self.mass[:k] = W @ self.Q @ W.T, W @ self.lin, W @ self.mass
-        self.a = np.eye(1, len(self.a))[0]
+        W = np.vstack([self.a, np.eye(len(self.a))[1 + len(self.a) // 2 :]])  # new rows as combinations of old ones
+        weights = torch.as_tensor(W).to(self.p)
+        self.s, self.gx, self.offset = (weights @ rows for rows in (self.s, self.gx, self.offset))
+        self.Q, self.lin, self.mass = W @ self.Q @ W.T, W @ self.lin, W @ self.mass
+        self.a = np.eye(1, len(W))[0]
 
     def _moved(self, steps: int) -> DualPoint:
         """The combination, at the cost of a vjp."""
         now = Atom(self._scores(self._combined(self.s)), self._combined(self.offset))
-        gamma = torch.full_like(self.p[0], min(1.0, float(self.a[: self.size] @ self.mass[: self.size])))
+        gamma = torch.full_like(self.p[0], min(1.0, float(self.a @ self.mass)))
         return replace(self.problem.vertex(now), gamma=gamma, steps=steps)
 
     def _scores(self, flat: Tensor) -> Scores:
