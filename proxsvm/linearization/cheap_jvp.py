@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_BACKWARD: Any = torch.ops.aten.native_batch_norm_backward
-
 
 def cheap_jvp(model: nn.Module) -> nn.Module:
     """Make the convolutions and batch norms of ``model`` cheap to linearise, in place; the numbers stay the same.
@@ -46,20 +44,31 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        options = self.running_mean, self.running_var, self.momentum, self.eps
-        return _Normalise.apply(x, self.weight, self.bias, *options)  # type: ignore[no-untyped-call, no-any-return]
+        return _Layer.apply(self, x, self.weight, self.bias)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        running = self.running_mean, self.running_var
+        return torch.native_batch_norm(x, weight, bias, *running, True, self.momentum or 0.0, self.eps)
+
+    def _vjp(self, g: Tensor, mask: list[bool], x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor) -> Any:
+        options = None, None, mean, invstd, True, self.eps
+        return torch.ops.aten.native_batch_norm_backward(g, x, weight, *options, mask)
+
+    def _jvp(self, tx: Any, tw: Any, tb: Any, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
+        scale = 0 * weight if tw is None else tw * invstd
+        shift = -mean * scale if tb is None else tb - mean * scale
+        channel = [1, -1] + [1] * (x.dim() - 2)
+        affine = torch.addcmul(shift.reshape(channel), x, scale.reshape(channel)).to(x.dtype)
+        return affine if tx is None else affine.add_(self._vjp(tx, [True, False, False], x, weight, mean, invstd)[0])
 
 
-class _BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    pass
+class _BatchNorm1d(_BatchNorm, nn.BatchNorm1d): ...
 
 
-class _BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    pass
+class _BatchNorm2d(_BatchNorm, nn.BatchNorm2d): ...
 
 
-class _BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    pass
+class _BatchNorm3d(_BatchNorm, nn.BatchNorm3d): ...
 
 
 class _Conv2d(nn.Conv2d):
@@ -71,67 +80,36 @@ class _Conv2d(nn.Conv2d):
         if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:  # cast as autocast does, but before x is saved
             low = torch.get_autocast_dtype(kind)
             x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
-        options = self.stride, self.padding, self.dilation, False, (0, 0), self.groups
-        return _Convolve.apply(x, weight, bias, options)  # type: ignore[no-untyped-call, no-any-return]
+        return _Layer.apply(self, x, weight, bias)  # type: ignore[no-untyped-call, no-any-return]
 
+    @property
+    def _options(self) -> Any:
+        return self.stride, self.padding, self.dilation, False, (0, 0), self.groups
 
-_KINDS: dict[type, type] = {
-    nn.BatchNorm1d: _BatchNorm1d,
-    nn.BatchNorm2d: _BatchNorm2d,
-    nn.BatchNorm3d: _BatchNorm3d,
-    nn.Conv2d: _Conv2d,
-}
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        return (torch.convolution(x, weight, bias, *self._options),)
 
+    def _vjp(self, g: Tensor, mask: list[bool], x: Tensor, weight: Tensor) -> Any:
+        return torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[0]], *self._options, mask)
 
-class _Convolve(torch.autograd.Function):
-    """x ∗ w + b."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any) -> Any:
-        ctx.save_for_backward(x, weight)
-        ctx.options = options
-        return torch.convolution(x, weight, bias, *options)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a graph is being made: of g alone
-            x, weight = _Held.apply(x), _Held.apply(weight)  # type: ignore[no-untyped-call]
-        found = _ConvolveBack.apply(g, x, weight, ctx.options, list(ctx.needs_input_grad[:3]))  # type: ignore[no-untyped-call]
-        return *found, None
-
-
-class _ConvolveBack(torch.autograd.Function):
-    """The backward pass of x ∗ w + b, linear in g."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, options: Any, mask: list[bool]) -> Any:
-        ctx.save_for_backward(x, weight)
-        ctx.options = options
-        ctx.set_materialize_grads(False)
-        return torch.ops.aten.convolution_backward(g, x, weight, [weight.shape[0]], *options, mask)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Any:
-        x, weight = ctx.saved_tensors
+    def _jvp(self, tx: Any, tw: Any, tb: Any, x: Tensor, weight: Tensor) -> Any:
         if tx is None:  # the weight, or the bias alone
-            kernel = torch.zeros_like(weight) if tw is None else tw
-            return torch.convolution(x, kernel, tb, *ctx.options), None, None, None, None
-        change = torch.convolution(tx, weight, tb, *ctx.options)
-        if tw is not None:
-            change += torch.convolution(x, tw, None, *ctx.options)
-        return change, None, None, None, None
+            return self._run(x, torch.zeros_like(weight) if tw is None else tw, tb)[0]
+        change = self._run(tx, weight, tb)[0]
+        return change if tw is None else change.add_(self._run(x, tw, None)[0])
 
 
-class _Normalise(torch.autograd.Function):
-    """γ x̂ + β with the statistics of the batch."""
+_KINDS = {kind.__bases__[-1]: kind for kind in (_BatchNorm1d, _BatchNorm2d, _BatchNorm3d, _Conv2d)}
+
+
+class _Layer(torch.autograd.Function):
+    """One of these, from input, weight and bias; ``_run`` also returns what its backward pass needs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Any, var: Any, momentum: Any, eps: Any) -> Any:
-        out, *statistics = torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps)
+    def forward(ctx: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        out, *statistics = layer._run(x, weight, bias)
+        ctx.layer = layer
         ctx.save_for_backward(x, weight, *statistics)
-        ctx.eps = eps
         return out
 
     @staticmethod
@@ -139,29 +117,24 @@ class _Normalise(torch.autograd.Function):
         x, weight, *statistics = ctx.saved_tensors
         if torch.is_grad_enabled():  # a graph is being made: of g alone
             x, weight = _Held.apply(x), _Held.apply(weight)  # type: ignore[no-untyped-call]
-        grads = _NormaliseBack.apply(g, x, weight, *statistics, ctx.eps)  # type: ignore[no-untyped-call]
-        return *grads, None, None, None, None
+        mask = list(ctx.needs_input_grad[1:])
+        return None, *_Backward.apply(ctx.layer, g, mask, x, weight, *statistics)  # type: ignore[no-untyped-call]
 
 
-class _NormaliseBack(torch.autograd.Function):
-    """g ↦ (Jᵀg, ⟨x̂, g⟩, ⟨1, g⟩), linear in g; its own transpose is t ↦ J t₁ + x̂ t₂ + t₃."""
+class _Backward(torch.autograd.Function):
+    """Its backward pass, linear in g; the transpose of that is the layer's jvp."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Any:
-        ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.eps = eps
-        return _BACKWARD(g, x, weight, None, None, mean, invstd, True, eps, [True, True, True])
+    def forward(ctx: Any, layer: Any, g: Tensor, mask: list[bool], *saved: Tensor) -> Any:
+        ctx.layer = layer
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        return layer._vjp(g, mask, *saved)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(ctx: Any, tx: Tensor, tw: Tensor, tb: Tensor) -> Any:
-        x, weight, mean, invstd = ctx.saved_tensors
-        scale = tw * invstd
-        channel = [1, -1] + [1] * (x.dim() - 2)
-        affine = torch.addcmul((tb - mean * scale).reshape(channel), x, scale.reshape(channel))
-        mask = [True, False, False]
-        through = _BACKWARD(tx, x, weight, None, None, mean, invstd, True, ctx.eps, mask)[0]
-        return through.add_(affine), None, None, None, None, None
+    def backward(ctx: Any, *t: Tensor | None) -> Any:
+        return None, ctx.layer._jvp(*t, *ctx.saved_tensors), None, *[None] * len(ctx.saved_tensors)
 
 
 class _Held(torch.autograd.Function):

@@ -33,8 +33,9 @@ class FeatureLinearization(LinearMap):
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
         """Xᵀ s, in the weight's shape."""
         (weight,), n = self.params, len(self.features)
-        if self._transposed is None:
-            self._transposed = _transposed(self.features)
+        if self._transposed is None:  # of sparse features as CSR again, for fast products
+            X = self.features.t()
+            self._transposed = X if X.layout is torch.strided else _rows(X)
         by_output = (self._transposed @ parts(s)[0].to(weight.dtype).reshape(n, -1)).t()
         return [by_output.reshape(weight.shape)]
 
@@ -99,11 +100,6 @@ def as_features(features: Any) -> Tensor:
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype())
     return tensor.detach()
-
-
-def _transposed(X: Tensor) -> Tensor:
-    """Xᵀ; for sparse features as CSR again, for fast products."""
-    return X.t() if X.layout is torch.strided else _rows(X.t())
 
 
 def _rows(sparse: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Linearization(LinearMap):
                 "[p for p in params if p.requires_grad]"
             )
         super().__init__(scores, params)
-        self._v: tuple[Tensor, ...] | None = None  # the jvp's dummy variable v and g(v) = Jᵀ v, created when needed
+        self._v: tuple[Tensor, ...] = ()  # the jvp's dummy variable v and g(v) = Jᵀ v, created when needed
         self._g: tuple[Tensor, ...] = ()
 
     def vjp(self, s: Scores, reuse: bool = False) -> list[Tensor]:
@@ -76,19 +76,16 @@ class Linearization(LinearMap):
         With ``reuse`` this backward pass is recorded and used by later calls of :meth:`jvp`, which would else start
         with one of their own: for solvers that need both.
         """
-        if reuse and self._v is None:
+        if reuse and not self._v:
             self._record(parts(s))
             return [g.detach() for g in self._g]
-        return self._vjp(s)
-
-    def _vjp(self, s: Scores) -> list[Tensor]:
         with _explained():
             return self._pulled_back(parts(s), retain_graph=True)
 
     def _pulled_back(self, s: Sequence[Tensor], **options: bool) -> list[Tensor]:
         """Jᵀ s by one backward pass, with zeros where there is no gradient; for a batch of s, a batch of these."""
         used = [(u, x.to(u.dtype)) for u, x in zip(parts(self.scores), s, strict=True) if u.requires_grad]
-        outputs, weights = [u for u, _ in used], [x for _, x in used]
+        outputs, weights = zip(*used, strict=True)
         grads = torch.autograd.grad(outputs, self.params, weights, allow_unused=True, **options)
         require_dense(grads)
         batch = s[0].shape[: s[0].dim() - parts(self.scores)[0].dim()]
@@ -99,18 +96,15 @@ class Linearization(LinearMap):
 
         g(v) = Jᵀ v is linear in v, so its vjp with d is J d, whatever v is. g's graph is built once and kept.
         """
-        if self._v is None:
+        if not self._v:
             self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
-        v = self._v
-        assert v is not None
         live = [(g, x.to(g.dtype)) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
-        changes: Sequence[Tensor | None] = [None] * len(v)
-        if live:
-            outputs, moves = [g for g, _ in live], [x for _, x in live]
-            with _explained():
-                changes = torch.autograd.grad(outputs, v, moves, retain_graph=True, allow_unused=True)
-        pairs = zip(parts(self.scores), changes, strict=True)
-        return like(self.scores, tuple(torch.zeros_like(u) if c is None else c for u, c in pairs))
+        if not live:
+            return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
+        outputs, moves = zip(*live, strict=True)
+        with _explained():
+            changes = torch.autograd.grad(outputs, self._v, moves, retain_graph=True, materialize_grads=True)
+        return like(self.scores, changes)
 
     def _record(self, at: Sequence[Tensor]) -> None:
         """Build v = ``at`` and the graph of g(v) = Jᵀ v."""
@@ -151,7 +145,7 @@ def leaves(scores: Scores) -> set[int]:
     for node in _nodes(parts(scores)):
         if hasattr(node, "variable"):
             found.add(id(node.variable))
-        if type(node).__name__ == REENTRANT:
+        elif type(node).__name__ == REENTRANT:
             raise RuntimeError(
                 "the network uses reentrant checkpointing, which hides its parameters from the graph: no solver could "
                 "train them. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"

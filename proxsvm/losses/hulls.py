@@ -116,11 +116,6 @@ class ClosedHull(Hull):
         """Whether s, with its best c, is in the hull, up to a rounding error of ``slack``."""
 
 
-def cvxpy() -> Any:
-    """The package."""
-    return load("cvxpy", extra="qp")
-
-
 def flat(x: Tensor) -> Array:
     """A tensor ``[n, ...]`` as a float64 array ``[n, size]``."""
     return np.asarray(x.detach().reshape(len(x), -1).cpu().double().numpy())
@@ -142,7 +137,7 @@ class Listed(Hull):
 
     def express(self) -> Polytope:
         """Weights α ≥ 0 with Σ_t α_t ≤ 1 over the list: the rest is the weight of (0, 0)."""
-        cp, n = cvxpy(), len(self.atoms[0].offset)
+        cp, n = load("cvxpy", extra="qp"), len(self.atoms[0].offset)
         alpha = cp.Variable((n, len(self.atoms)), nonneg=True)
         s = []
         for k in range(len(parts(self.atoms[0].s))):
@@ -182,8 +177,8 @@ class Simplex(ClosedHull):
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
         e_y = one_hot(v, self.target, v.shape[1])
-        alpha = project_on_simplex(e_y + (v + self.cost) / h)
-        return Atom(alpha - e_y, (alpha * self.cost).sum(1))
+        s = project_on_simplex(e_y + (v + self.cost) / h) - e_y
+        return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """The directions that keep Σα and every α_k = 0."""
@@ -193,14 +188,12 @@ class Simplex(ClosedHull):
 
     def contains(self, s: Tensor, slack: float) -> bool:
         """α ≥ 0 and Σ_k α_k = 1."""
-        if s.shape != self.cost.shape:
-            return False
         alpha = s + one_hot(s, self.target, s.shape[1])
         return bool((alpha >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all())
 
     def express(self) -> Polytope:
         """α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = ⟨cost, α⟩."""
-        cp, e_y = cvxpy(), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
+        cp, e_y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
         alpha = cp.Variable(e_y.shape, nonneg=True)
         offset = cp.sum(cp.multiply(flat(self.cost), alpha), axis=1)
         return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
@@ -271,7 +264,7 @@ class Rivals(Hull):
 
     def express(self) -> Polytope:
         """α as the variable."""
-        cp, y = cvxpy(), flat(F.one_hot(self.target, self.K))
+        cp, y = load("cvxpy", extra="qp"), flat(F.one_hot(self.target, self.K))
         alpha = cp.Variable(y.shape, nonneg=True)
         total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, self.K))
         bounds = [alpha <= 1] if self.k is None else [alpha <= total / self.k, total <= 1]
@@ -302,7 +295,7 @@ class EntropySimplex(Hull):
 
     def express(self) -> Polytope:
         """α as the variable, by exponential cones."""
-        cp, q = cvxpy(), flat(self.q)
+        cp, q = load("cvxpy", extra="qp"), flat(self.q)
         alpha, mass = cp.Variable(q.shape, nonneg=True), q.sum(1)
         s = cp.multiply(mass[:, None] * (0 * q + 1), alpha) - q
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
@@ -329,11 +322,7 @@ class QuadraticBox(Hull):
 
     def _worth(self, s: Tensor, residual: Tensor) -> Tensor:
         """⟨s, residual⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², ``[n]``."""
-        worth = s * residual
-        if self.band:
-            worth = worth - self.band * s.abs()
-        if self.ridge:
-            worth = worth - self.ridge / 2 * s.square()
+        worth = s * residual - self.band * s.abs() - self.ridge / 2 * s.square()
         return worth.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
@@ -346,7 +335,7 @@ class QuadraticBox(Hull):
 
     def express(self) -> Polytope:
         """s itself as the variable."""
-        cp, low, high, center = cvxpy(), flat(self.low), flat(self.high), flat(self.center)
+        cp, low, high, center = load("cvxpy", extra="qp"), flat(self.low), flat(self.high), flat(self.center)
         s = cp.Variable(center.shape)
         paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
         above, below = np.isfinite(low), np.isfinite(high)
@@ -377,7 +366,7 @@ class Box(QuadraticBox, ClosedHull):
 
     def contains(self, s: Tensor, slack: float) -> bool:
         """low ≤ s ≤ high."""
-        return s.shape == self.center.shape and bool(((s >= self.low - slack) & (s <= self.high + slack)).all())
+        return bool(((s >= self.low - slack) & (s <= self.high + slack)).all())
 
 
 @dataclass(frozen=True)
@@ -394,7 +383,7 @@ class EntropyBox(Hull):
 
     def express(self) -> Polytope:
         """α as the variable, by exponential cones."""
-        cp, a, mass = cvxpy(), flat(self.a), flat(self.a + self.b)
+        cp, a, mass = load("cvxpy", extra="qp"), flat(self.a), flat(self.a + self.b)
         alpha = cp.Variable(a.shape)
         offset = cp.sum(cp.multiply(mass, cp.entr(alpha) + cp.entr(1 - alpha)), axis=1)
         return Polytope((cp.multiply(mass, alpha) - a,), offset, [alpha >= 0, alpha <= 1])
@@ -427,7 +416,7 @@ class MarginalHull(Hull):
 
     def express(self) -> Polytope:
         """μ as the variables."""
-        cp = cvxpy()
+        cp = load("cvxpy", extra="qp")
         mu, constraints, entropy = self.marginals.express(with_entropy=self.cost is None)
         s = tuple(x - flat(phi) for x, phi in zip(mu, self.truth, strict=True))
         if self.cost is None:

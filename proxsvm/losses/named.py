@@ -14,6 +14,7 @@ from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.structures import Chain, Grid, Tree, scipy_cut
 
 Cut = Callable[[Array, Array, Array], Array]
+Negative = Literal["refuse", "project"]
 
 
 class ChainHinge(StructuredHinge):
@@ -94,7 +95,5 @@ class GridHinge(StructuredHinge):
     tensor(2.)
     """
 
-    def __init__(
-        self, *, negative: Literal["refuse", "project"] = "refuse", cut: Cut = scipy_cut, **options: Any
-    ) -> None:
+    def __init__(self, *, negative: Negative = "refuse", cut: Cut = scipy_cut, **options: Any) -> None:
         super().__init__(Grid(negative=negative, cut=cut), **options)

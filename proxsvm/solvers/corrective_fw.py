@@ -8,9 +8,7 @@ from proxsvm.losses.base import detached
 from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._corrective.atoms import AtomHull
-from proxsvm.solvers._corrective.base import ScoreSpacePoint
-from proxsvm.solvers._corrective.curvature import CurvatureModel
+from proxsvm.solvers._corrective import AtomHull, CurvatureModel, ScoreSpacePoint
 from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
 
@@ -22,9 +20,9 @@ class CorrectiveFW(DualSolver):
     every inner product ⟨delta_a, delta_b⟩ is a product of score vectors. The last step needs no jvp.
 
     Where the loss's hull has a closed form, G is learned from the moves so far, and the next point is the best one
-    of the whole hull under that model: see :class:`~proxsvm.solvers._corrective.curvature.CurvatureModel`. For other
+    of the whole hull under that model: see :class:`~proxsvm.solvers._corrective.CurvatureModel`. For other
     losses the oracle's atoms are kept, and each step moves to the best point of their hull: see
-    :class:`~proxsvm.solvers._corrective.atoms.AtomHull`.
+    :class:`~proxsvm.solvers._corrective.AtomHull`.
 
     Args:
         max_steps: at most this many steps; each costs a vjp, and a jvp before the next. With the oracle alone, the end

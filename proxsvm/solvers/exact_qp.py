@@ -67,8 +67,9 @@ class ExactQP(DualSolver):
             assert point.gap is not None
             if problem.relative(point.gap, point) <= self.tol:
                 return point
-            found = loss.oracle(problem.linearised_scores(point), target)
-            if _all_listed(found, atoms):
+            v = problem.linearised_scores(point)
+            found = loss.oracle(v, target)
+            if bool((found.b(v) <= Listed(atoms).best(v).b(v).clamp(min=0)).all()):
                 return self._checked(problem, point)  # the oracle finds nothing better
             atoms.append(found)
         raise RuntimeError(
@@ -135,16 +136,3 @@ def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:
     r = torch.cat([x.reshape(-1) for x in problem.geometry.r()])
     matrix = problem.geometry.root(torch.cat([r[None], line.jacobian()]).double()).T
     return to_numpy(torch.linalg.qr(matrix, mode="r").R if m + 1 < P else matrix)
-
-
-def _all_listed(atom: Atom, atoms: list[Atom]) -> bool:
-    """Whether each sample's atom is zero or already in the list."""
-    n = len(atom.offset)
-    listed = torch.zeros(n, dtype=torch.bool, device=atom.offset.device)
-    zero = Atom(like(atom.s, tuple(torch.zeros_like(s) for s in parts(atom.s))), torch.zeros_like(atom.offset))
-    for other in [zero, *atoms]:
-        same = other.offset == atom.offset
-        for a, b in zip(parts(other.s), parts(atom.s), strict=True):
-            same = same & (a == b).reshape(n, -1).all(1)
-        listed = listed | same
-    return bool(listed.all())

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from proxsvm import ProxProblem
 from proxsvm.losses import ClosedHull, MultiClassHinge, TopKHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
-from proxsvm.solvers._corrective.curvature import CurvatureModel
-from proxsvm.solvers._corrective.simplex_qp import simplex_qp
+from proxsvm.solvers._corrective import CurvatureModel, simplex_qp
 from tests.cases import LOSSES, MODELS, each_loss, each_small_model, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
 

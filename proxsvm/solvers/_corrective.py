@@ -1,0 +1,308 @@
+"""What CorrectiveFW keeps between its steps: a dual point in the space of scores.
+
+With x = p·s and G = J H⁻¹ Jᵀ the linearised scores are v = v₀ − G x. One vjp and one jvp evaluate G x, and every inner
+product ⟨delta_a, delta_b⟩ is a product of score vectors, ⟨x_a, G x_b⟩.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsvm._kernels.tensors import Array
+from proxsvm._scores import as_column
+from proxsvm.losses.base import Atom, Scores, detached, parts
+from proxsvm.losses.hulls import ClosedHull
+from proxsvm.point import DualPoint
+from proxsvm.problem import ProxProblem, best_gamma
+from proxsvm.solvers._arrays import flatten, unflatten
+
+MISSED = 0.5  # the fraction of the curvature missed in the last move that the model expects in the next
+SOLVED = 1e-2  # the model is solved once its gradient is this fraction of the first one
+LEAST = 1e-4  # of the largest curvature: with less the model would be too steep to solve
+TRIES = 100  # ... or after this many evaluations of it
+
+
+class ScoreSpacePoint(ABC):
+    """The current dual point, and what its steps have revealed of G. ``dual`` is D there."""
+
+    def __init__(self, problem: ProxProblem) -> None:
+        self.problem = problem
+        self.start = problem.start()
+        assert self.start.dual is not None
+        self.dual = self.dual_of_start = float(self.start.dual)
+        self.weight = problem.origin.coefficients  # p, [n]
+        known = problem.origin.lower_bounds()
+        self.bounds = torch.zeros_like(self.weight) if known is None else known  # c of the start, [n]
+
+    @abstractmethod
+    def scores(self) -> Any:
+        """v of the current point. What the last step reveals of G is evaluated here, at the cost of a jvp."""
+
+    @abstractmethod
+    def ascent(self, v: Any, atom: Atom) -> float:
+        """The slope of D towards ``atom``; towards the oracle's, that is the gap."""
+
+    @abstractmethod
+    def step(self, v: Any, vertex: Atom) -> None:
+        """Improve the point, given the oracle's atom at v; at the cost of a vjp."""
+
+    @abstractmethod
+    def _moved(self, steps: int) -> DualPoint:
+        """The point after at least one step, with its delta."""
+
+    def point(self, steps: int, gap: float | None) -> DualPoint:
+        """The current point with D and, where it is known, its gap."""
+        found = self.start
+        if steps:
+            found = self._moved(steps)
+            found = replace(found, dual=self.problem.dual(found))
+        return found if gap is None else replace(found, gap=torch.full_like(self.weight[0], gap))
+
+    def _push(self, x: Scores) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """delta = Jᵀx, H⁻¹ delta and ‖delta‖² = ⟨x, G x⟩."""
+        delta = self.problem.linearization.vjp(x, True)
+        move = self.problem.geometry.solve(delta)
+        squares = [torch.sum(a * b, dtype=self.weight.dtype).to(self.weight) for a, b in zip(delta, move, strict=True)]
+        return delta, move, torch.stack(squares).sum()
+
+
+class CurvatureModel(ScoreSpacePoint):
+    """For a loss whose hull has a closed form: the current point, and a model of the curvature G around it.
+
+    Each move d of x = p·s reveals G d. The rows of L are these, minus what earlier rows explain, as in Cholesky's
+    factorisation: B = LᵀL equals G on all moves so far, and is nowhere above it. The next point is the best one of
+
+        max over s in the hull of  Σ_i p_i (⟨s_i, v_i⟩ + c_i) − ½ ⟨d, (B + h) d⟩,    d = p·s − x,
+
+    with h of the size of what B missed in the last move, and the step towards it is exact: D never decreases.
+    """
+
+    def __init__(self, problem: ProxProblem, hull: ClosedHull, memory: int) -> None:
+        super().__init__(problem)
+        self.hull = hull
+        self.v0 = parts(problem.linearised_scores(self.start))[0]
+        self.p = as_column(self.weight, self.v0)
+        self.largest = float(problem.mean(self.weight.max()))
+        self.s, self.offset = torch.zeros_like(self.v0), self.bounds
+        self.gx = torch.zeros_like(self.v0)
+        self.delta: list[Tensor] = []
+        self.L = self.v0.new_empty(memory, self.v0.numel())
+        self.size, self.mass = 0, 0.0
+        self.h, self.top = 0.0, 0.0  # the model's h, and the largest curvature seen
+        self.rounding = max(1e-9, 100 * torch.finfo(self.v0.dtype).eps)
+        # H⁻¹ delta, γ, L d and pivot of the last move, of which G d is not known yet
+        self.unsettled: tuple[list[Tensor], float, Array, float] | None = None
+
+    def scores(self) -> Tensor:
+        """v = v₀ − G x; the model learns G d of the last move."""
+        if self.unsettled is None:
+            return self.v0
+        move, gamma, known, pivot = self.unsettled
+        gd = parts(self.problem.linearization.jvp(move))[0]
+        self.gx.add_(gd, alpha=gamma)
+        if pivot > 0:
+            L, at = self.L[: self.size], self.size
+            if at == len(self.L):  # the smallest row is replaced
+                at = int(self.problem.mean(L.square().sum(1)).argmin())
+                pivot, known[at] = pivot + float(known[at]) ** 2, 0.0
+            else:
+                self.size += 1
+            self.L[at] = torch.addmv(gd.reshape(-1), L.t(), self._tensor(known), alpha=-1).div_(pivot**0.5)
+        return self.v0 - self.gx
+
+    def ascent(self, v: Tensor, atom: Atom) -> float:
+        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
+        slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
+        return float(self.problem.mean(slope + torch.dot(self.weight, atom.offset - self.offset)))
+
+    def _change(self, atom: Atom) -> Tensor:
+        return parts(atom.s)[0] - self.s
+
+    def step(self, v: Tensor, vertex: Atom) -> None:
+        """Move towards the model's best point, or the first time towards ``vertex``, as far as D rises."""
+        atom = vertex if not self.delta else self._best(v, self.h)
+        slope = self.ascent(v, atom)
+        if not slope > 0:  # rounding, at the best point of the model
+            atom, slope = vertex, self.ascent(v, vertex)
+        change = self._change(atom)
+        d = self.p * change
+        delta, move, own = self._push(d)
+        x = d.reshape(-1)
+        *numbers, norm = self.problem.mean(torch.cat([self.L[: self.size] @ x, torch.dot(x, x)[None]])).tolist()
+        known, curved = np.array(numbers), float(own)
+        gamma = float(best_gamma(self._tensor(slope), self._tensor(curved)))
+        self.dual += gamma * slope - gamma**2 * curved / 2
+        self.mass += gamma * (1 - self.mass)
+        self.s, self.offset = self.s + gamma * change, torch.lerp(self.offset, atom.offset, gamma)
+        if self.delta:
+            torch._foreach_add_(self.delta, delta, alpha=gamma)
+        else:
+            self.delta = [gamma * x for x in delta]
+        missed = curved - float(known @ known)
+        if norm > 0:
+            self.top = max(self.top, curved / norm)
+            self.h = max(MISSED * missed / norm, LEAST * self.top)
+        self.unsettled = move, gamma, known, missed if missed > self.rounding * curved else 0.0
+
+    def _best(self, v: Tensor, h: float) -> Atom:
+        """The model's best point, by Newton's method on its dual in y = L d,
+
+            min over y of  ½‖y‖² + max over s of Σ_i p_i (⟨s_i, v_i − (Lᵀy)_i⟩ + c_i) − (h/2)‖d‖²,
+
+        which is smooth, with the gradient y − L d(y), and each sample's maximum is a nearest point of its hull.
+        """
+        L = self.L[: self.size]
+        near = (h * self.p).clamp(min=max(1e-9 * h * self.largest, 1e-30))
+        center, root = v + near * self.s, (self.p / near).sqrt()
+
+        def evaluate(y: Array) -> tuple[Atom, Array]:
+            atom = self.hull.nearest(center - (self._tensor(y) @ L).reshape(v.shape), near)
+            return atom, y - self.problem.mean(L @ (self.p * self._change(atom)).reshape(-1)).tolist()
+
+        y = np.zeros(self.size)
+        atom, gradient = evaluate(y)
+        enough, tries = SOLVED * float(np.linalg.norm(gradient)), 0
+        while np.linalg.norm(gradient) > enough and tries < TRIES:
+            Z = (root * self.hull.tangent(parts(atom.s)[0], L.reshape(-1, *v.shape))).reshape(L.shape)
+            hessian = np.array(self.problem.mean(Z @ Z.t()).tolist()) + np.eye(self.size)
+            toward = -np.linalg.solve(hessian, gradient)
+            slope, t = float(gradient @ toward), 1.0
+            while tries < TRIES:
+                atom, gradient = evaluate(y + t * toward)
+                tries += 1
+                ahead = float(gradient @ toward)
+                if ahead <= -0.9 * slope:
+                    break
+                t *= max(slope / (slope - ahead), 0.1)  # the gradient has kinks, where Newton's step may overshoot
+            y = y + t * toward
+        return atom
+
+    def _tensor(self, x: Array | float) -> Tensor:
+        return torch.as_tensor(x, dtype=self.v0.dtype, device=self.v0.device)
+
+    def _moved(self, steps: int) -> DualPoint:
+        """The current point; its delta was updated along the way."""
+        atom = Atom(self.s, self.offset)
+        lam = self.problem.expect(atom.b(detached(self.problem.origin.scores)))
+        return DualPoint(self.delta, lam, torch.full_like(lam, self.mass), steps, atom=atom)
+
+
+class AtomHull(ScoreSpacePoint):
+    """For a loss with only an oracle: its atoms so far and their weights ``a``; the current point is their combination.
+
+    A row of ``s`` is an atom's flattened s, with ``offset`` its c and ``gx`` its G x; ``lin`` is its Σ p (⟨s, v₀⟩ + c).
+    The dual of a combination a of the rows is −½‖r‖² + ⟨lin, a⟩ − ½ ⟨a, Q a⟩ with Q = ⟨x, G x⟩. Row 0 is the start,
+    s = 0 and c the loss's lower bound; once the memory is full, it becomes the current point of that moment.
+    """
+
+    def __init__(self, problem: ProxProblem, memory: int) -> None:
+        super().__init__(problem)
+        self.v0 = problem.linearised_scores(self.start)
+        self.flat_v0 = flatten(self.v0).reshape(-1)
+        self.p = self.weight.repeat_interleave(len(self.flat_v0) // len(self.weight)).to(self.flat_v0)
+        self.limit = memory + 2
+        self.s = self.gx = torch.zeros_like(self.p)[None]
+        self.offset = self.bounds[None].to(self.p)
+        self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the current point at its own scores v
+        self.Q, self.lin, self.a = np.zeros((1, 1)), np.array([self.worth]), np.ones(1)
+        self.mass = np.zeros(1)  # the fraction of a row that is not the start
+        self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
+
+    def scores(self) -> Any:
+        """v = v₀ − G x."""
+        if self.unsettled is not None:
+            gx = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(1, -1)
+            self.gx, self.unsettled = torch.cat([self.gx, gx.to(self.p)]), None
+        return self._scores(self.flat_v0 - self._combined(self.gx))
+
+    def _combined(self, rows: Tensor) -> Tensor:
+        return torch.as_tensor(self.a).to(rows) @ rows
+
+    def ascent(self, v: Scores, atom: Atom) -> float:
+        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
+        return float(self.problem.expect(atom.value_at(v))) - self.worth
+
+    def step(self, v: Scores, vertex: Atom) -> None:
+        """Add the atom, and move to the best point of the hull."""
+        if len(self.s) == self.limit:
+            self._forget()
+        s, offset = flatten(vertex.s).reshape(-1).to(self.p), vertex.offset.to(self.p)
+        x = self.p * s
+        _, self.unsettled, own = self._push(self._scores(x))
+        linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, offset)
+        *products, lin_s, lin_c = self.problem.mean(torch.cat([self.gx @ x, torch.stack(linear)])).tolist()
+        self.s, self.offset = torch.cat([self.s, s[None]]), torch.cat([self.offset, offset[None]])
+        self.Q = np.block([[self.Q, np.array(products)[:, None]], [np.array(products), float(own)]])
+        self.lin, self.mass = np.append(self.lin, lin_s + lin_c), np.append(self.mass, 1.0)
+        self.a = simplex_qp(self.Q, self.lin, np.append(self.a, 0.0))
+        along, curved = float(self.a @ self.lin), float(self.a @ self.Q @ self.a)
+        self.dual, self.worth = self.dual_of_start - float(self.start.lam) + along - curved / 2, along - curved
+
+    def _forget(self) -> None:
+        """Free rows: keep the current point as row 0, and the newest half of the others."""
+        W = np.vstack([self.a, np.eye(len(self.a))[1 + len(self.a) // 2 :]])  # new rows as combinations of old ones
+        weights = torch.as_tensor(W).to(self.p)
+        self.s, self.gx, self.offset = (weights @ rows for rows in (self.s, self.gx, self.offset))
+        self.Q, self.lin, self.mass = W @ self.Q @ W.T, W @ self.lin, W @ self.mass
+        self.a = np.eye(1, len(W))[0]
+
+    def _moved(self, steps: int) -> DualPoint:
+        """The combination, at the cost of a vjp."""
+        now = Atom(self._scores(self._combined(self.s)), self._combined(self.offset))
+        gamma = torch.full_like(self.p[0], min(1.0, float(self.a @ self.mass)))
+        return replace(self.problem.vertex(now), gamma=gamma, steps=steps)
+
+    def _scores(self, flat: Tensor) -> Scores:
+        return unflatten(flat.reshape(len(self.weight), -1), self.v0)
+
+
+def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
+    """argmax over a ≥ 0, Σa = 1 of ⟨b, a⟩ − ½ ⟨a, Q a⟩, for Q positive semi-definite, by an active-set method.
+
+    From ``start``, or the first vertex, it adds the entry with the largest slope to the support, solves on the support
+    exactly, and drops entries that reach zero on the way. The objective never decreases. For a few dozen entries.
+
+    >>> simplex_qp(np.eye(2), np.array([1.0, 0.5])).round(6)
+    array([0.75, 0.25])
+    """
+    size = len(b)
+    a = np.eye(1, size)[0] if start is None else start.copy()
+    support = np.flatnonzero(a).tolist()
+    solved = len(support) == 1  # whether a is the best on its support
+    # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a small ridge where Q is singular.
+    system = np.ones((size + 1, size + 1))
+    system[:size, :size] = Q
+    system.flat[:: size + 2] += 1e-13 * float(Q.trace()) / size + 1e-200
+    system[size, size] = 0.0
+    right = np.append(b, 1.0)
+    little = 1e-13 * max(float(np.abs(Q).max()), float(np.abs(b).max()), 1e-300)
+    value = -np.inf
+    for _ in range(10 * size):
+        slope = b - Q @ a
+        free, before, value = int(slope.argmax()), value, float((b + slope) @ a) / 2
+        if slope[free] - slope @ a <= little or (free in support and solved) or value <= before:
+            return a  # the value no longer rises, because Q has few correct digits
+        if free not in support:
+            support.append(free)
+        while True:
+            at = np.array([*support, size])
+            best = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
+            if best.min() >= 0.0:
+                a[support] = best
+                break
+            here = a[support]
+            falling = np.flatnonzero(best < 0)
+            reach = here[falling] / (here[falling] - best[falling])  # how far each can go before it reaches zero
+            out = int(falling[reach.argmin()])
+            a[support] = here + float(reach.min()) * (best - here)
+            a[support[out]] = 0.0
+            del support[out]
+        a, solved = np.maximum(a, 0.0), True
+        a /= a.sum()
+    return a

@@ -1,1 +1,0 @@
-"""What CorrectiveFW keeps between its steps."""
