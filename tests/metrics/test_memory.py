@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxProblem
-from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.losses import CrossEntropy
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
@@ -69,24 +68,6 @@ def test_with_gamma_one_it_is_nesterov_in_adams_form():
                 p -= eta * ((1 - mu**2) * g + mu**2 * m)
                 m.mul_(mu).add_(g, alpha=1 - mu)
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{"metric": Euclidean()}, {"metric": Diagonal(), "average": 0.9}], ids=str)
-def test_without_memory_nothing_changes(options):
-    found = []
-    for extra in ({}, {"memory": 0.0}):
-        torch.manual_seed(0)
-        model = mlp()
-        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, **options, **extra)
-        found.append(train(model, optimizer))
-    assert torch.equal(*found)
-
-
-def test_memory_excludes_the_papers_momentum():
-    with pytest.raises(ValueError, match=r"momentum is 0\.9 and memory 0\.5; expected one of them"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, momentum=0.9, memory=0.5)
-    with pytest.raises(ValueError, match=r"memory is 1\.0; expected μ in \[0, 1\)"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, memory=1.0)
 
 
 # The past is one more sample of the problem.
@@ -259,29 +240,6 @@ def test_half_precision_and_nonfinite_gradients(dtype):
         assert all(own["L"].dtype == torch.float32 for own in optimizer.state.values() if "L" in own)
     assert int(optimizer.skipped) == 1
     assert all(x.isfinite().all() for own in optimizer.state.values() for x in own.values() if torch.is_tensor(x))
-
-
-@pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
-def test_it_resumes_bit_for_bit(way):
-    options = {"lr": "auto", "metric": Kronecker(every=3), "memory": 0.9, "average": 0.9}
-    model = mlp()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), **options)
-    train(model, optimizer, 5)
-    if way == "deepcopy":
-        other, resumed = copy.deepcopy((model, optimizer))
-    else:
-        other = copy.deepcopy(model)
-        resumed = ProxOptimizer(CrossEntropy(), SingleStepFW(), other.parameters(), **options)
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert torch.equal(train(model, optimizer, 5), train(other, resumed, 5))
-
-
-def test_a_problem_by_hand_in_the_kronecker_metric_can_be_verified():
-    model, (x, y) = mlp(), batches(1, n=12)[0]
-    problem = ProxProblem.from_scores(
-        MultiClassHinge(), model(x), y, model.parameters(), lr=0.3, weight_decay=0.05, metric=Kronecker(eps=1e-2)
-    )
-    assert verify(problem, CorrectiveFW(200, tol=1e-7), tol=1e-5).optimal
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "diagonal"])

@@ -87,7 +87,6 @@ def train(way, *, smooth=False, **options):
     [
         ("step", {}),
         ("step", {"fused": True}),
-        ("step", {"fused": False}),
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),

@@ -1,4 +1,4 @@
-"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 10,000 steps, memory."""
+"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 4,000 steps, memory."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_rank_that_dies_ends_the_others_with_an_error():
     assert time.monotonic() - start < 60
 
 
-# NaN and memory, for 10,000 steps.
+# NaN and memory, for 4,000 steps.
 
 
 def resident() -> int:
@@ -190,9 +190,9 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
-def test_ten_thousand_steps_with_faults_in_one_percent():
+def test_four_thousand_steps_with_faults_in_one_percent():
     """The weights stay finite and equal to those of a run without the bad steps; memory does not grow."""
-    steps = 10_000
+    steps = 4_000
     draw = torch.Generator().manual_seed(5)
     bad = torch.rand(steps, generator=draw) < 0.01
     kinds = torch.randint(4, (steps,), generator=draw)
@@ -207,33 +207,28 @@ def test_ten_thousand_steps_with_faults_in_one_percent():
     for t in range(steps):
         x, y = data[t % len(data)]
         optimizer.zero_grad()
-        if bad[t]:
-            value, kind = values[t % 3], int(kinds[t])
-            if kind == 0:
-                (optimizer.loss(faulty(x), y) * value).backward()
-            elif kind == 1:
-                optimizer.loss(faulty(x * value), y).backward()
-            else:
-                optimizer.loss(faulty(x), y).backward()
-                faulty.weight.grad[0, kind] = value
+        value, kind = (values[t % 3], int(kinds[t])) if bad[t] else (1.0, 0)
+        if kind == 1:
+            optimizer.loss(faulty(x * value), y).backward()
         else:
-            optimizer.loss(faulty(x), y).backward()
-            reference.zero_grad()
-            reference.loss(clean(x), y).backward()
-            reference.step()
+            (optimizer.loss(faulty(x), y) * (value if kind == 0 else 1.0)).backward()
+        if kind > 1:
+            faulty.weight.grad[0, kind] = value
         optimizer.step()
+        if not bad[t]:
+            train(reference, clean, [(x, y)])
         if t % 10 == 0:
             optimizer.loss(faulty(x), y)  # forgotten: never differentiated
             with torch.no_grad():
                 optimizer.loss(faulty(x), y)
-        if t % 2000 == 1999:
+        if t % 800 == 799:
             gc.collect()
             memory.append(resident())
             objects.append(len(gc.get_objects()))
             assert all(p.isfinite().all() for p in faulty.parameters())
     assert torch.equal(clean.weight, faulty.weight)
     assert optimizer.skipped == int(bad.sum())
-    assert memory[-1] - memory[2] < 2**21, memory  # caches of earlier tests may still grow in the first thousands
+    assert memory[-1] - memory[2] < 2**20, memory  # caches of earlier tests may still grow in the first thousands
     assert objects[-1] - objects[1] < 200, objects
 
 

@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
+from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import LOSSES, MODELS, K, chunks, each_loss, each_model, mlp, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -79,15 +81,21 @@ def test_with_gamma_one_it_is_nesterov_sgd(weight_decay):
 
 
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(5, tol=0.0), ExactQP()], ids=repr)
-def test_a_step_with_groups_is_the_problems_displacement(solver):
+@pytest.mark.parametrize("metric", [Euclidean(), Diagonal(eps=1e-3)], ids=repr)
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_with_groups_is_the_problems_displacement(solver, metric, fused):
+    """A problem by hand, with M formed, gives the step of the optimizer, whose kernels form nothing."""
     case = setting(LOSSES[0], MODELS[1])
-    optimizer = ProxOptimizer(case.loss, solver, case.groups(lr=2.0, weight_decay=0.1, two=True))
-    before = [p.detach().clone() for p in case.model.parameters()]
-    problem = optimizer.problem(case.value())
-    d = problem.displacement(solver.solve(problem))
+    first, second = case.groups(lr=2.0, weight_decay=0.1, two=True)
+    groups = [{**first, "metric": metric}, {**second, "metric": Euclidean()}]
+    problem = ProxProblem.from_scores(case.loss, case.shape(case.model(case.x)), case.target, groups)
+    point = solver.solve(problem)
+    dual, before = float(problem.dual(point)), [p.detach().clone() for p in case.model.parameters()]
+    expected = [w + d for w, d in zip(before, problem.displacement(point), strict=True)]
+    optimizer = ProxOptimizer(case.loss, solver, groups, fused=fused)
     optimizer.step(case.value)
-    for old, new, change in zip(before, case.model.parameters(), d, strict=True):
-        torch.testing.assert_close(new - old, change, atol=1e-7, rtol=0)
+    torch.testing.assert_close([p.detach() for p in case.model.parameters()], expected, atol=1e-7, rtol=0)
+    assert float(optimizer.last.dual) == pytest.approx(dual, rel=1e-6)
 
 
 def test_momentum_of_several_steps():
