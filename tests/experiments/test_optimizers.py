@@ -111,9 +111,6 @@ def test_options_of_proxsvm_are_refused_for_others(options):
     assert recipe_of(Config(optimizer="dfw", **options)).proximal
 
 
-# Schedules and averages.
-
-
 def rates(schedule, epochs, steps=1):
     """The rate of every step; the validation value improves in the first two epochs."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)

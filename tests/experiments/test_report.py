@@ -74,9 +74,6 @@ def etas(*lines, averaged=False):
     return [eta for _, eta, _ in chosen(*lines, averaged=averaged)]
 
 
-# Files.
-
-
 def test_runs_are_read_by_study_and_a_later_line_counts(tmp_path):
     write(tmp_path, line(val=50.0), line(val=60.0), line("snli"))
     found = read(tmp_path)
@@ -100,9 +97,6 @@ def test_a_malformed_line_is_named_by_file_and_number(tmp_path, broken):
         file.write(broken + "\n")
     with pytest.raises(ValueError, match=r"cifar10\.jsonl, line 2: not a finished run"):
         read(tmp_path)
-
-
-# The choice on validation.
 
 
 def test_the_best_validation_value_is_chosen_and_its_test_number_reported():
@@ -197,9 +191,6 @@ def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
         assert min(grid) < max(grid, key=grid.get) < max(grid)
 
 
-# Tables.
-
-
 def test_published_and_obtained_stand_side_by_side():
     small = {"cifar10": frame(line(test=58.0), line(optimizer="sgd", test=59.0))}
     small["averaging"] = frame(line("averaging", dataset="cifar10", val=99.0, test=99.0))  # not one of the paper's rows
@@ -253,13 +244,8 @@ def test_one_fixed_setting_over_all_tasks():
     others = line(optimizer="adam", val=50.0, test=71.0), line(optimizer="dog", test=70.0)
     tuned = {"cifar10": frame(line(test=99.0), *others)}
     assert tables.fixed(studies, tuned).rows[-1] == ["*best peer, tuned on each task*", "70.0", "—", "—", "—"]
-    mine = [
-        line("fixed-lm", **PROX, dataset="lm", lr=lr, momentum=mu, test=1.5) for lr, mu in ((0.01, 0.0), (0.1, 0.9))
-    ]
-    mine += [
-        line("fixed-lm", dataset="lm", **NOTHING, test=1.0),
-        line("fixed-lm", "adamw", 0.01, dataset="lm", test=1.2),
-    ]
+    given = ({**PROX, "lr": 0.01, "momentum": 0.0}, {**PROX, "lr": 0.1}, NOTHING, {"optimizer": "adamw", "lr": 0.01})
+    mine = [line("fixed-lm", **each, dataset="lm", test=1.5) for each in given]
     rows = [row[0] for row in tables.fixed({"fixed-lm": frame(*mine)}).rows]
     assert rows[:2] == ["proxsvm, diagonal, η = 0.01, no momentum", "proxsvm, diagonal, η = 0.1, momentum 0.9"]
     assert rows[2:] == ["proxsvm, nothing set", "AdamW, constant, lr = 0.01"]
@@ -334,9 +320,6 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
     ]
 
 
-# Figures.
-
-
 def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, capsys):
     folder = write(tmp_path / "results", *(line(optimizer=o, lr=lr) for o in ("dfw", "sgd") for lr in (0.1, 1.0)))
     parser = argparse.ArgumentParser()
@@ -371,9 +354,6 @@ def test_what_gamma_is_worth_and_an_error_above_ten_times_the_lowest_is_at_the_t
     drawn = [each.get_marker() for each in ax.lines]
     assert (drawn.count("o"), drawn.count("x")) == (2, int(marker is not None))
     assert [text.get_text() for text in ax.texts] == ["0.25"]
-
-
-# The page, and tables in a text.
 
 
 def everything() -> list[dict[str, Any]]:

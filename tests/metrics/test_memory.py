@@ -70,9 +70,6 @@ def test_with_gamma_one_it_is_nesterov_in_adams_form():
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-12, rtol=0)
 
 
-# The past is one more sample of the problem.
-
-
 def trained(loss, metric, lr=0.3, memory=0.8):
     """An optimizer with a past, and the value of a next batch."""
     case = setting(loss, SMALL_MODELS[1])
@@ -151,9 +148,6 @@ def test_a_parameter_without_a_gradient_keeps_its_part_of_the_past():
         optimizer.step()
     assert torch.equal(optimizer.state[q]["q"], kept)
     assert not torch.equal(optimizer.state[p]["q"], kept)
-
-
-# The Kronecker metric.
 
 
 def dense(metric: Kronecker, model: nn.Module, optimizer: ProxOptimizer) -> torch.Tensor:

@@ -37,9 +37,6 @@ def two_groups(model, metric=None, other=None, **options):
     return groups if metric is None else [{**groups[0], "metric": metric}, groups[1]]
 
 
-# Against the plain reference, in the paper's letters.
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("lr", [0.01, "auto"])
 @pytest.mark.parametrize("metric", [True, False])
@@ -120,9 +117,6 @@ def test_a_diagonal_of_ones_is_euclidean_bit_for_bit():
             optimizer.step(loss=0.7)
         found.append(w.detach().clone())
     assert torch.equal(*found)
-
-
-# Certificates.
 
 
 @each_loss
@@ -213,9 +207,6 @@ def test_a_solver_is_verified_to_be_optimal_in_every_metric(metric, loss):
     problem = ProxProblem.from_scores(loss, model(x), y, model.parameters(), **options)
     report = verify(problem, CorrectiveFW(max_steps=300, tol=1e-7), tol=1e-5)
     assert report.optimal, report
-
-
-# Bad options.
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,6 @@ def same(a, b):
     )
 
 
-# Checkpoints.
-
 SAVER = """
 import sys, torch
 from torch import nn
@@ -117,9 +115,6 @@ def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
     assert same(before, snapshot(model, optimizer))
 
 
-# Ctrl-C inside a step.
-
-
 @pytest.mark.parametrize(
     "options",
     [{"lr": "auto", "memory": 0.9, "metric": Kronecker(), "average": 0.9}, {"momentum": 0.9, "fused": False}],
@@ -152,9 +147,6 @@ def test_a_step_that_is_interrupted_anywhere_is_complete_or_has_not_begun(option
     assert seen == {False, True}
 
 
-# A rank that dies.
-
-
 def die_at_step_three(rank):
     model = DistributedDataParallel(mlp())
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.1)
@@ -179,9 +171,6 @@ def test_a_rank_that_dies_ends_the_others_with_an_error():
     assert "Error" in first
     assert "no error" not in first
     assert time.monotonic() - start < 60
-
-
-# NaN and memory, for 4,000 steps.
 
 
 def resident() -> int:

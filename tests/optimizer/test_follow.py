@@ -70,9 +70,6 @@ def close(found, expected):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
-# Weights and statistics are averaged alike.
-
-
 @pytest.mark.parametrize("kind", STEPS)
 def test_weights_and_statistics_are_those_of_an_averaged_model(kind):
     take, options = STEPS[kind]
@@ -135,9 +132,6 @@ def test_an_optimizer_that_is_given_its_model_is_followed():
     assert not equal(*both(model))
     with pytest.raises(ValueError, match="keeps no average to follow"):
         make(model, average=None, follow=model)
-
-
-# Which calls switch.
 
 
 def compiled(model):
@@ -219,9 +213,6 @@ def test_training_with_all_layers_in_evaluation_mode():
     assert not model.training
     assert not torch.equal(values(model)[0], weights[0])
     assert torch.equal(values(model)[6], weights[6])  # the statistics stayed
-
-
-# What is saved.
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -330,9 +321,6 @@ def test_a_followed_checkpoint_serves_a_model_that_follows_nobody():
     assert not equal(*both(alone))
 
 
-# Copies and exports.
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickled"]
 )
@@ -369,9 +357,6 @@ def test_an_exported_program_has_the_averages():
     torch.testing.assert_close(torch.export.load(files[0]).module()(x), expected)
     torch.testing.assert_close(torch.jit.load(files[1])(x), expected)
     assert not torch.equal(model(x), expected)
-
-
-# Parameters of every kind.
 
 
 class Tied(nn.Module):
@@ -435,9 +420,6 @@ def test_layers_that_come_later_are_followed_again():
     weights, averages = both(model)
     torch.testing.assert_close(averages[-3], 0.6 * weights[-3])  # from 0, with β = (1 + 5)/(10 + 5)
     assert torch.equal(averages[-3], model.state_dict()["head.2.running_mean"])
-
-
-# Misuse.
 
 
 def test_what_cannot_be_followed_is_said():
@@ -521,9 +503,6 @@ def test_nothing_is_kept_alive_beyond_the_model():
     assert kept() is None
 
 
-# An exception inside a switch.
-
-
 class Interrupt:
     """Raises KeyboardInterrupt at the k-th line that is executed in some files."""
 
@@ -572,9 +551,6 @@ def test_a_switch_that_was_interrupted_anywhere_can_be_completed(start, then, dt
         assert unchanged(model, (weights, averages)), k
         k += 7
     assert k > 100
-
-
-# Leaving, and exports.
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -105,9 +105,6 @@ def test_the_calls_of_a_step_do_not_depend_on_the_number_of_tensors_and_groups(o
     assert len(calls.names) <= ceiling, calls.names
 
 
-# NaN and infinity.
-
-
 def poison(what, case, optimizer, bad):
     """Take one step with a bad loss, gradient or activation."""
     optimizer.zero_grad()
@@ -168,8 +165,6 @@ def test_nonfinite_raise():
         poison("loss", case, optimizer, float("nan"))
     assert torch.equal(weights, parameters_to_vector(case.model.parameters()))
 
-
-# Bad input.
 
 scores, classes, reals = torch.zeros(3, K), torch.tensor([0, 1, 2]), torch.zeros(3, K)
 BAD_CALLS = {

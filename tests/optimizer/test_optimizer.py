@@ -36,9 +36,6 @@ def optimizer_for(model, solver=None, loss=None, **options):
     return ProxOptimizer(loss or MultiClassHinge(), solver or SingleStepFW(), model.parameters(), **options)
 
 
-# The trajectory.
-
-
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize(("mu", "l2"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
 @pytest.mark.parametrize("eta", [0.1, 0.8])
@@ -123,9 +120,6 @@ def test_every_parameter_has_its_own_velocity_in_whatever_order_they_were_made()
     assert [float(optimizer.state[p]["z"]) for p in (a, b)] == [-1.5, 0.5]
 
 
-# The three ways of stepping.
-
-
 @each_loss
 @each_model
 def test_closure_backward_and_value_agree(loss, model):
@@ -195,9 +189,6 @@ def test_step_without_a_loss_is_an_error_and_changes_nothing():
     assert torch.equal(before, parameters_to_vector(model.parameters()))
 
 
-# The value that was differentiated.
-
-
 @each_loss
 @pytest.mark.parametrize("divide", [True, False])
 def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide):
@@ -226,9 +217,6 @@ def test_with_smoothing_the_value_is_the_smoothed_one():
     soft = optimizer.loss.direction(u, y)
     assert optimizer.step() == pytest.approx(float(soft.b(u).mean()))
     assert optimizer.last.loss < MultiClassHinge()(u, y)
-
-
-# A real torch optimizer.
 
 
 def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():

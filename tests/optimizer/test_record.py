@@ -256,9 +256,6 @@ def test_an_edit_that_changes_nothing_is_no_edit():
         optimizer.step()
 
 
-# Functions of values, and gradients of gradients: optimizer.backward().
-
-
 def gradient_penalty(value, model, x):
     (grad,) = torch.autograd.grad(value, x, create_graph=True)
     return value + 3 * grad.square().sum()
@@ -342,9 +339,6 @@ def test_second_order_graphs_and_weights_that_differ_are_told():
     optimizer.step()
 
 
-# Watching.
-
-
 class Around(torch.nn.Module):
     """A module that calls the criterion, and adds a penalty."""
 
@@ -385,7 +379,8 @@ class Function(torch.nn.Module):
 
 
 def test_a_watched_module_returns_a_value():
-    term = optimizer_for(mlp()).watch(Function(lambda: {"value": 1}))
+    optimizer = optimizer_for(mlp())
+    term = optimizer.watch(Function(lambda: {"value": 1}))
     with pytest.raises(TypeError, match="Function is watched, and returned a dict; expected a tensor"):
         term()
 
@@ -424,9 +419,6 @@ def test_sharded_models_that_share_a_criterion_are_told():
     assert records[0].sums[0] == 4
 
 
-# Loss scales.
-
-
 def test_a_value_whose_scale_is_unknown_is_refused():
     model, (x, y) = mlp(), batches(1)[0]
     optimizer, scaler = optimizer_for(model, lr=0.5), torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -452,9 +444,6 @@ def test_a_step_that_raises_leaves_no_scale_behind():
     scaler.scale(value).backward()
     scaler.step(optimizer)
     assert optimizer.last.loss == pytest.approx(float(value.detach()))
-
-
-# What is told, once, at the user's line.
 
 
 class Distance(PiecewiseLinearLoss):

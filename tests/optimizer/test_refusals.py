@@ -248,9 +248,6 @@ def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-# States.
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -123,9 +123,6 @@ def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, caps
     close(saved(torch.load(tmp_path / "weights.pt")), averages())
 
 
-# What is evaluated and saved.
-
-
 def test_the_plain_loop_saves_the_averages_and_resumes(tmp_path):
     plain.train(2, save=str(tmp_path / "last.pt"))
     close(saved(checkpoint.load(tmp_path / "last.pt")["model"]), averages(2))
