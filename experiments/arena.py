@@ -56,12 +56,8 @@ def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     y = (rows["median_house_value"] / 1e5).to_numpy(np.float32)
     rest, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)
     train, val = train_test_split(rest, test_size=0.2, random_state=1)
-    quantiles = QuantileTransformer(
-        n_quantiles=max(min(len(train) // 30, 1000), 10),
-        output_distribution="normal",
-        subsample=None,
-        random_state=0,
-    )
+    count = max(min(len(train) // 30, 1000), 10)
+    quantiles = QuantileTransformer(n_quantiles=count, output_distribution="normal", subsample=None, random_state=0)
     noise = np.random.RandomState(0).normal(0.0, 1e-5, (len(train), x.shape[1])).astype(np.float32)
     quantiles.fit(x[train] + noise)
     mean, deviation = float(y[train].mean()), float(y[train].std())
@@ -85,9 +81,7 @@ def network(inputs: int, blocks: int, width: int, dropout: float) -> nn.Sequenti
 
 def optimizer_of(name: str, model: nn.Module, criterion: SquaredError) -> torch.optim.Optimizer:
     if name == "published AdamW":  # biases do not decay
-        rest = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
-        decaying = {"params": [p for p in model.parameters() if p.dim() > 1]}
-        return torch.optim.AdamW([decaying, rest], lr=0.0002722214565241805, weight_decay=0.4555843429087667)
+        return torch.optim.AdamW(no_decay(model), lr=0.0002722214565241805, weight_decay=0.4555843429087667)
     return ProxOptimizer(criterion, SingleStepFW(), no_decay(model), follow=model, **ROWS[name][1])
 
 
