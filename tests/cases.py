@@ -3,8 +3,6 @@
 Every test that holds for all of them runs over the product, with no exceptions by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The Deep Frank-Wolfe algorithm in the paper's letters (Algorithm 1, typos corrected): the optimizer's plain twin."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

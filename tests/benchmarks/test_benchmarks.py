@@ -1,7 +1,5 @@
 """The benchmarks' own parts: timing in turn, tables, data of the right shape; and the ceilings that need no clock."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

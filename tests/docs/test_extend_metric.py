@@ -1,7 +1,5 @@
 """The metric of docs/extend.md keeps its promises: the bounds, the formula, a state that is kept and loaded whole."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

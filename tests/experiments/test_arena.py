@@ -1,7 +1,5 @@
 """The public arena: its split, its protocol, and its table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The language model: the text, its windows, and a causal network."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The optimizers of the experiments: peers equal plain references, recipes pass what a config says."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import math

@@ -1,7 +1,5 @@
 """The report: what validation chooses, the tables, the figures, the page, and the tables of the docs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The structured tasks on tiny data in the official formats; the real sets where they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``experiments sweep``: shared by workers, killed and resumed, nothing twice, the test set for the chosen only."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

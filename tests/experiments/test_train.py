@@ -1,7 +1,5 @@
 """``experiments train``: official files, every optimizer, resuming bit for bit, torchrun."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The compiled loops: a whole life of training gives the numbers of torch's kernels, whatever happens."""
 
-from __future__ import annotations
-
 import copy
 import io
 import sys

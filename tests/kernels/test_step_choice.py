@@ -1,7 +1,5 @@
 """fused=None: the compiled loops where they can be used, torch's kernels elsewhere; fused=True insists."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Memory and the Kronecker metric: the shared plain reference, Nesterov, MoMo, dense matrices and cvxpy."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

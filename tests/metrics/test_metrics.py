@@ -1,7 +1,5 @@
 """Every metric: the step is the plain reference's, γ the best one, D ≤ P* ≤ P."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What a metric keeps between steps: resumed, skipped, shared, in half precision, under clipping."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

@@ -1,7 +1,5 @@
 """What the tests of trainers share."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """An exception anywhere inside a step leaves everything as before, or the step is complete."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """The averages are those of an independent AveragedModel, and switching to them and back loses no bit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

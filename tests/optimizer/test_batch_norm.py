@@ -1,7 +1,5 @@
 """Batch-norm statistics that are estimated anew for the averages, while training goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """torch.compile: the step, the loss and the whole training step, each one graph; CUDA graphs where a GPU is."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Distributed data parallel: two ranks on halves of a batch are one process on the whole."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Faults: killed processes, wrong checkpoints, dying ranks, NaN for 4,000 steps, memory."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -1,7 +1,5 @@
 """A followed model evaluates and saves the averages, and never loses a bit of its training weights."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,7 +1,5 @@
 """FSDP2: parameters in shards, inner products over all of them; checkpoints by torch.distributed.checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

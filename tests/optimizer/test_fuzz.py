@@ -1,7 +1,5 @@
 """Any order of calls either works or raises a documented error, and never corrupts the weights."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the examples log of a run is what the steps did."""
 
-from __future__ import annotations
-
 import csv
 import math
 

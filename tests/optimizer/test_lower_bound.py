@@ -1,7 +1,5 @@
 """What a loss knows never to fall below is the start of the dual: by hand, after backward(), and on several ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

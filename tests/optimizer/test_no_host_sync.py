@@ -1,7 +1,5 @@
 """Nothing is lost: no host synchronisation, bad input refused, NaN never reaches the weights."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Every kind of step makes a problem, the solver solves it, and one function moves the weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

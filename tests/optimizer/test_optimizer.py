@@ -1,7 +1,5 @@
 """ProxOptimizer: the trajectory, the three ways of stepping, and its life as a torch optimizer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Half precision, mixed precision, loss scaling; and what is refused: complex, sparse, differentiable."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The record of the differentiated value comes and goes with the gradients, whoever clears them, and when."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

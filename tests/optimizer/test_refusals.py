@@ -1,7 +1,5 @@
 """Foreign states, a value in the place of a closure, and what else is refused in words that help."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -3,8 +3,6 @@
 The code under test is that of examples/.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
