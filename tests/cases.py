@@ -112,10 +112,6 @@ def reals(n: int) -> Tensor:
     return torch.randn(n, K)
 
 
-def unit_interval(n: int) -> Tensor:
-    return torch.rand(n, K)
-
-
 def cost_matrix() -> Tensor:
     k = torch.arange(float(K))
     return (k[:, None] - k[None, :]).abs()

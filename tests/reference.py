@@ -40,14 +40,12 @@ class PlainStep:
     z ← μ z − γ H⁻¹ g − η·decay·γ·w           w ← w − γ H⁻¹ g − η·decay·w + μ z
 
     With lr="auto" η is the distance over gradients in the metric; w̄ ← β w̄ + (1 − β) w. ``lr``, ``mu``, ``decay`` and
-    ``metric`` are one for all parameters, or a list with one for each: γ is one for all.
+    ``metric`` are lists with one for each parameter; γ is one for all.
     """
 
     def __init__(self, params, lr, mu, decay, *, metric, average, beta2=0.999, eps=1e-8):
         self.params, self.average, self.beta2, self.eps = list(params), average, beta2, eps
-        self.lr, self.mu, self.decay, self.metric = (
-            option if isinstance(option, list) else [option] * len(self.params) for option in (lr, mu, decay, metric)
-        )
+        self.lr, self.mu, self.decay, self.metric = lr, mu, decay, metric
         self.v, self.z = ([torch.zeros_like(p) for p in self.params] for _ in range(2))
         self.start, self.mean = ([p.detach().clone() for p in self.params] for _ in range(2))
         self.t, self.far, self.squares, self.gamma = 0, None, 0.0, 1.0

@@ -4,7 +4,6 @@ import importlib
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ from benchmarks import calls
 from benchmarks.__main__ import NAMES
 from benchmarks.common import Options, interleaved, ratio, table, write
 from benchmarks.compare import compare, run_in_turn
-from benchmarks.linear import fashion_mnist, text_like
 from benchmarks.training_step import networks, torchs, training_step
 
 ROOT = Path(__file__).parents[2]
@@ -53,20 +51,6 @@ def test_a_training_step_trains():
     _, x, y = networks(1)["MLP 4 × 512, batch 128"]
     training_step((lambda: model, x, y), torchs(torch.optim.AdamW, average=True))()
     assert not torch.equal(model.weight, before)
-
-
-def test_missing_images_are_made_up_and_said_so(tmp_path):
-    x, y, name = fashion_mnist(tmp_path, 50)
-    assert x.shape == (50, 784)
-    assert len(y) == 50
-    assert "SYNTHETIC" in name
-
-
-def test_text_like_rows_are_sparse_and_of_unit_length():
-    x, y = text_like(60)
-    assert x.nnz < 60 * 81
-    np.testing.assert_allclose(np.sqrt(x.multiply(x).sum(1)), 1.0)
-    assert len(y) == 60
 
 
 def test_two_folders_of_runs_are_compared_by_their_medians(tmp_path):

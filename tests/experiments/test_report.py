@@ -63,6 +63,12 @@ def write(folder: Path, *lines: dict[str, Any]) -> Path:
     return folder
 
 
+def command(module, *words):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    module.main(parser.parse_args(list(map(str, words))))
+
+
 def chosen(*lines, averaged=False):
     """(optimizer, η, mean validation) of what is chosen."""
     return [(c.optimizer, c.eta, c.runs.val.mean()) for c in choose(frame(*lines), averaged)]
@@ -320,20 +326,18 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
 
 def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, capsys):
     folder = write(tmp_path / "results", *(line(optimizer=o, lr=lr) for o in ("dfw", "sgd") for lr in (0.1, 1.0)))
-    parser = argparse.ArgumentParser()
-    figures.add_arguments(parser)
-    figures.main(parser.parse_args(["--results", str(folder), "--list"]))
+    command(figures, "--results", folder, "--list")
     listed = capsys.readouterr().out.split()
     assert listed == ["sensitivity-cifar10", "errors-cifar10", "step-size-cifar10"]
     out = tmp_path / "out"
-    figures.main(parser.parse_args(["--results", str(folder), "--out", str(out)]))
+    command(figures, "--results", folder, "--out", out)
     assert {file.stem for file in out.iterdir()} == set(listed)
     for file in out.iterdir():
         width, height = struct.unpack(">II", file.read_bytes()[16:24])
         assert width == round(figures.WIDTH * 160)
         assert height > 500
     with pytest.raises(SystemExit, match=r"no figure named 'figure-7'.*there are sensitivity-cifar10, "):
-        figures.main(parser.parse_args(["figure-7", "--results", str(folder)]))
+        command(figures, "figure-7", "--results", folder)
 
 
 @pytest.mark.parametrize(("error", "marker"), [(9.0, None), (11.0, "x"), (float("inf"), "x")])
@@ -374,9 +378,7 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(tmp_
     assert "90.18" in page.render({"small": {}}, "without results")
     write(tmp_path / "small", *everything())
     write(tmp_path / "paper", line("cifar10-wrn", test=58.0, dataset="cifar10", model="wrn-40-4"))
-    parser = argparse.ArgumentParser()
-    page.add_arguments(parser)
-    page.main(parser.parse_args(["--results", str(tmp_path), "--out", str(tmp_path / "report.html")]))
+    command(page, "--results", tmp_path, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     drawn = set(figures.drawings(read(tmp_path / "small")))
     assert {"errors-cifar10", "step-size-snli", "sensitivity", "errors-california", "gamma"} <= drawn
@@ -397,9 +399,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         line(lr=0.1, val=61.0, seed=1, averaged={"0.99": 65.0}, test=60.0, test_averaged={"0.99": 63.0}),
         *(line(optimizer="sgd", val=62.0 - decay, weight_decay=decay) for decay in (0.0005, 0.01)),
     )
-    parser = argparse.ArgumentParser()
-    page.add_arguments(parser)
-    page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar10"]))
+    command(page, "--results", tmp_path, "--markdown", "cifar10")
     assert capsys.readouterr().out.splitlines() == [
         "| optimizer | loss | setting | validation (accuracy, %) | test (accuracy, %) | seeds |",
         "|---|---|---|---|---|---|",
@@ -412,7 +412,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "seeds.",
     ]
     with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are results of: cifar10"):
-        page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
+        command(page, "--results", tmp_path, "--markdown", "cifar")
 
 
 @pytest.mark.parametrize(

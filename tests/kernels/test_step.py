@@ -10,7 +10,7 @@ from torch import nn
 
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.solvers import SingleStepFW
 from tests.cases import K
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarni
 class Life:
     """A model and its optimizer, to which things happen."""
 
-    def __init__(self, fused, solver=None, **options):
+    def __init__(self, fused, **options):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 600), nn.ReLU(), nn.Linear(600, K))
         self.criterion = MultiClassHinge(smooth=True)
         options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2, "fused": fused, **options}
         params = self.model[:3].parameters()
-        self.optimizer = ProxOptimizer(self.criterion, solver or SingleStepFW(), params, **options)
+        self.optimizer = ProxOptimizer(self.criterion, SingleStepFW(), params, **options)
         self.rest = self.model[4]
 
     def train(self, steps=3, *, poison=None, set_to_none=True, micro=1):
@@ -135,13 +135,6 @@ def test_whatever_happens_the_numbers_are_those_of_torchs_kernels(event, options
     torch.testing.assert_close(lives[1].weights, lives[0].weights, atol=tolerance, rtol=0)
     assert int(lives[0].optimizer.skipped) == int(lives[1].optimizer.skipped) == (event in ("nan", "infinity"))
     assert lives[1].weights.isfinite().all()
-
-
-def test_several_steps_in_a_closure():
-    lives = [Life(fused, MultiStepFW(3)) for fused in (False, True)]
-    for life in lives:
-        life.by_closure()
-    torch.testing.assert_close(lives[1].weights, lives[0].weights, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("before", [False, True])

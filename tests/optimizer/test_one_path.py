@@ -7,7 +7,6 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Diagonal
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -123,17 +122,6 @@ def test_lr_zero_stops_the_momentum_too():
         optimizer.loss(model(x), y).backward()
         optimizer.step()
         assert torch.equal(before, parameters_to_vector(model.parameters())) == (float(lr) == 0)
-
-
-def test_equal_groups_count_their_steps_together_until_one_stands_still():
-    a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    groups = [{"params": [a]}, {"params": [b]}]
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=0.1, metric=Diagonal())
-    for lr in (0.1, 0.0, 0.0, 0.1):
-        optimizer.param_groups[1]["lr"] = lr
-        a.grad, b.grad = torch.ones(2), torch.ones(2)
-        optimizer.step(loss=1.0)
-    assert [float(optimizer.state[p]["t"]) for p in (a, b)] == [4, 2]
 
 
 @pytest.mark.parametrize(

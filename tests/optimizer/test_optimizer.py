@@ -207,16 +207,6 @@ def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
-def test_with_smoothing_the_value_is_the_smoothed_one():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=True))
-    optimizer.loss(model(x), y).backward()
-    u = model(x).detach()
-    soft = optimizer.loss.direction(u, y)
-    assert optimizer.step() == pytest.approx(float(soft.b(u).mean()))
-    assert optimizer.last.loss < MultiClassHinge()(u, y)
-
-
 def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():
     criterion, model, (x, y) = MultiClassHinge(), mlp(), batches(1)[0]
     for _ in range(5):
