@@ -16,7 +16,7 @@ from tests.cases import SMALL_MODELS, mlp, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import KINDS, train
 from tests.optimizer.test_optimizer import batches
-from tests.reference import MemoryStep
+from tests.reference import PlainStep
 
 METRICS = {"euclidean": Euclidean(), "diagonal": Diagonal(eps=1e-4), "kronecker": Kronecker(eps=1e-3, every=1000)}
 
@@ -34,7 +34,7 @@ def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
     criterion = CrossEntropy()
     options = {"memory": 0.9, "metric": METRICS[metric], "average": 0.995, **kind}
     optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr, **options)
-    plain = MemoryStep(twin.parameters(), lr, metric=METRICS[metric])
+    plain = PlainStep(twin.parameters(), lr, metric=METRICS[metric], memory=0.9, average=0.995)
     for x, y in batches(100, n=12):
         optimizer.zero_grad()
         criterion(model(x), y).backward()
@@ -221,7 +221,8 @@ def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
     momo = pytest.importorskip("momo")
     model, lr = mlp(), 0.05
     twin, chosen = copy.deepcopy(model), METRICS[metric]
-    plain = MemoryStep(model.parameters(), lr, metric=chosen, heavy_ball=True)
+    options = {"metric": chosen, "memory": 0.9, "average": 0.995, "heavy_ball": True}
+    plain = PlainStep(model.parameters(), lr, **options)
     if metric == "diagonal":
         peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(0.9, chosen.beta2), eps=chosen.eps)
     else:
@@ -232,7 +233,7 @@ def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
             net.zero_grad()
             values.append(nn.functional.cross_entropy(net(x), y))
             values[-1].backward()
-        plain.lr = lr / (1 - 0.9**t)
+        plain.lr = [lr / (1 - 0.9**t)] * len(plain.lr)
         plain.step(values[0].detach())
         peer.step(loss=values[1])
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)
