@@ -24,9 +24,13 @@ def fresh(model: nn.Module, **options) -> ProxOptimizer:
     return ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), **options)
 
 
-def stepped(**options) -> ProxOptimizer:
+def begun(**options) -> tuple[nn.Module, ProxOptimizer]:
     model = mlp()
-    optimizer = fresh(model, **options)
+    return model, fresh(model, **options)
+
+
+def stepped(**options) -> ProxOptimizer:
+    model, optimizer = begun(**options)
     take_step(model, optimizer)
     return optimizer
 
@@ -61,8 +65,7 @@ def test_a_closure_of_another_loss_names_the_ways_out():
 
 
 def test_a_schedule_to_0_may_end_below_it_by_rounding():
-    model = mlp()
-    optimizer = fresh(model, lr=0.7)
+    model, optimizer = begun(lr=0.7)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.3, end_factor=0.0, total_iters=28)
     rates = []
     for _ in range(28):
@@ -99,8 +102,7 @@ def test_a_state_without_tensors_loads_into_another_metric_which_begins_afresh()
 
 @pytest.mark.parametrize("loss", ["much", 1j, [1.0], torch.tensor(1j)], ids=str)
 def test_a_value_that_is_no_number_is_refused(loss):
-    model = mlp()
-    optimizer = fresh(model)
+    model, optimizer = begun()
     optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
     with pytest.raises(TypeError, match="expected a real number, or a tensor of one"):
         optimizer.step(loss=loss)
@@ -232,8 +234,7 @@ def test_the_first_line_that_everyone_writes_shows_the_right_one(arguments, give
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR", "SWALR"])
 def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name):
-    model = mlp()
-    optimizer = fresh(model, lr="auto", momentum=0.0)
+    model, optimizer = begun(lr="auto", momentum=0.0)
     schedule = lr_scheduler.CosineAnnealingLR(optimizer, 10)  # which multiplies
     take_step(model, optimizer)
     schedule.step()
@@ -269,8 +270,7 @@ def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name
     ],
 )
 def test_a_wrong_state_dict_is_refused_and_changes_nothing(change, message):
-    model = mlp()
-    optimizer = fresh(model, metric=Diagonal(), average=0.9)
+    model, optimizer = begun(metric=Diagonal(), average=0.9)
     take_step(model, optimizer)
     before = [x.clone() for own in optimizer.state.values() for x in own.values()]
     saved = copy.deepcopy(optimizer.state_dict())
@@ -282,8 +282,7 @@ def test_a_wrong_state_dict_is_refused_and_changes_nothing(change, message):
 
 
 def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():
-    model = mlp()
-    optimizer = fresh(model, metric=Diagonal(), average=0.9)
+    model, optimizer = begun(metric=Diagonal(), average=0.9)
     optimizer.state["note"], optimizer.state["count"] = {"of": "a hook"}, 3
     take_step(model, optimizer)
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -292,8 +291,7 @@ def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():
 
 
 def test_a_value_in_half_precision_is_taken():
-    model = mlp()
-    optimizer = fresh(model)
+    model, optimizer = begun()
     optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
     assert optimizer.step(loss=torch.tensor(0.5, dtype=torch.bfloat16)) == 0.5
 
