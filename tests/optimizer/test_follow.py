@@ -267,6 +267,20 @@ def test_a_checkpoint_of_either_mode_resumes_bit_for_bit(saved_in, into, order, 
     torch.testing.assert_close([*resumed.state.values()], [*optimizer.state.values()], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("names", [["model", "optimizer"], ["optimizer", "model"]], ids=str)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_checkpoint_that_does_not_fit_changes_neither_version(mode, names, tmp_path):
+    model, optimizer = following()
+    before = both(model)
+    checkpoint.save(tmp_path / "last.pt", model={}, optimizer=optimizer)
+    getattr(model, mode)()
+    parts = {"model": model, "optimizer": optimizer}
+    with pytest.raises(ValueError, match="does not fit, and nothing was changed"):
+        checkpoint.load(tmp_path / "last.pt", **{name: parts[name] for name in names})
+    assert optimizer.averaged == (mode == "eval")
+    assert unchanged(model, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_loading_weights_alone_sets_both_versions(mode, dtype):
