@@ -35,7 +35,7 @@ class Calls(TorchDispatchMode):
         {"view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "t", "transpose", "permute", "unsqueeze"}
         | {"squeeze", "slice", "select", "split", "split_with_sizes", "unbind", "detach", "alias", "lift_fresh"}
         | {"empty", "empty_like", "new_empty", "empty_strided"}
-        | {"_record_function_enter_new", "_record_function_exit"}
+        | {"_record_function_enter_new", "_record_function_exit", "device"}
     )
 
     def __init__(self) -> None:

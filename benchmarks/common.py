@@ -39,9 +39,6 @@ class Options:
         return self.repeats or (quick if self.quick else full)
 
 
-# Timing.
-
-
 def interleaved(
     runs: Mapping[str, Callable[[], Any]], rounds: int, inner: int = 1, warm_up: int = 0
 ) -> dict[str, Measurement]:
@@ -60,9 +57,6 @@ def interleaved(
 def ratio(times: Mapping[str, Measurement], name: str, reference: str) -> float:
     """The median over the rounds of the ratio within a round."""
     return statistics.median(a / b for a, b in zip(times[name].times, times[reference].times, strict=True))
-
-
-# Results.
 
 
 def machine() -> str:
@@ -106,9 +100,6 @@ def figure(options: Options, name: str, draw: Callable[[Any, Any], None], **layo
     draw(fig, axes)
     fig.savefig(options.out / f"{name}.png", dpi=120)
     plt.close(fig)
-
-
-# A network on digits.
 
 
 def digits(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

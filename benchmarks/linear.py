@@ -75,9 +75,6 @@ def loosest(objective: Callable[[float], float], best: float) -> float:
     raise RuntimeError(f"no tolerance of {GRID} was enough")
 
 
-# The data sets.
-
-
 def cases(options: Options) -> tuple[list[tuple[str, Any, np.ndarray, float]], list[str]]:
     """(title, X, y, C) of each case, the dense ones first; and the sets that are missing in --data."""
     n = 2000 if options.quick else 10_000

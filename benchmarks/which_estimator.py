@@ -14,23 +14,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
-from sklearn.datasets import (
-    load_breast_cancer,
-    load_diabetes,
-    load_digits,
-    load_iris,
-    load_wine,
-    make_classification,
-    make_regression,
-)
+from sklearn import datasets
+from sklearn.datasets import make_classification, make_regression
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 from sklearn.svm import LinearSVC
 from sklearn.svm import LinearSVR as SklearnSVR
 from tqdm import tqdm
 
-from benchmarks import against_liblinear
+from benchmarks import against_liblinear, against_logistic
 from benchmarks.common import Options, write
 from benchmarks.linear import WITHIN, text_like
 from proxsvm.estimators import LinearSVM, LinearSVR
@@ -47,19 +39,15 @@ def of_labels(power: int, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(0, 1 - signs * scores) ** power)
 
 
-def cross_entropy(scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.asarray(logsumexp(scores, axis=1) - scores[np.arange(len(y)), y])
-
-
 def regression(power: int, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Without a band."""
-    return np.asarray(np.abs(scores - y[:, None]) ** power)
+    """Without a band, in the scale of LinearSVR's objective."""
+    return np.asarray(power * np.abs(scores - y[:, None]) ** power)
 
 
 # Loss → that of each sample, and the others' estimators, called with C and tol.
 CLASSES: dict[str, Any] = {
     "log_loss": (
-        cross_entropy,
+        against_logistic.losses,
         {name: partial(LogisticRegression, solver=name, **COMMON) for name in ("lbfgs", "newton-cg")},
     ),
     "crammer_singer": (against_liblinear.losses, {"liblinear": partial(SVC, multi_class="crammer_singer")}),
@@ -89,12 +77,14 @@ def tables(options: Options) -> dict[str, tuple[Any, np.ndarray, bool]]:
     n = 2000 if options.quick else 20_000
     X, y = make_classification(n, 20, n_informative=10, n_classes=3, random_state=0)
     wide = make_classification(200, 1000, n_informative=30, n_classes=3, random_state=0)
-    digits, wine, cancer, iris = (f(return_X_y=True) for f in (load_digits, load_wine, load_breast_cancer, load_iris))
+    digits, wine, cancer, iris = (
+        getattr(datasets, f"load_{name}")(return_X_y=True) for name in ("digits", "wine", "breast_cancer", "iris")
+    )
     found = {
         "unscaled (breast cancer)": (*cancer, False),
         "unscaled (wine)": (*wine, False),
         "unscaled (synthetic)": (*mixed_scales(False), False),
-        "unscaled, real y (diabetes)": (*load_diabetes(return_X_y=True, scaled=False), True),
+        "unscaled, real y (diabetes)": (*datasets.load_diabetes(return_X_y=True, scaled=False), True),
         "unscaled, real y (synthetic)": (*mixed_scales(True), True),
         "dense (iris)": (scale(iris[0]), iris[1], False),
         "dense (wine)": (scale(wine[0]), wine[1], False),
@@ -158,10 +148,7 @@ def cell(X: Any, y: np.ndarray, real: bool, loss: str, C: float, losses: Any, th
             if w is None:
                 break
             w = np.vstack([-w / 2, w / 2]) if two else w
-            value = (
-                np.sum(w**2) / 2
-                + C * (2 if loss.startswith("squared_eps") else 1) * losses(np.asarray(X @ w.T), y).sum()
-            )
+            value = np.sum(w**2) / 2 + C * losses(np.asarray(X @ w.T), y).sum()
             if value <= model.objective_ * (1 + WITHIN):
                 best, name = min((best, name), (its, who))
                 break

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from sklearn.preprocessing import QuantileTransformer
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.tabular import CALIFORNIA, read
+from experiments.tabular import CALIFORNIA, mlp, read
 from proxsvm import ProxOptimizer
 from proxsvm.losses import SquaredError
 from proxsvm.metrics import Diagonal
@@ -35,7 +34,7 @@ from proxsvm.solvers import SingleStepFW
 
 RESULTS = Path("experiments/results/arena.jsonl")
 BATCH, PATIENCE = 256, 16
-NETWORKS = {"AdamW": (2, 784, 0.3690073279296028), "Muon": (5, 208, 0.2396316883730869)}  # blocks, width, dropout
+NETWORKS = {"AdamW": (784, 2, 0.3690073279296028), "Muon": (208, 5, 0.2396316883730869)}  # width, blocks, dropout
 ROWS = {  # the network that it takes, and what is set
     "published AdamW": ("AdamW", {}),
     "nothing set": ("Muon", {}),
@@ -56,12 +55,8 @@ def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     y = (rows["median_house_value"] / 1e5).to_numpy(np.float32)
     rest, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)
     train, val = train_test_split(rest, test_size=0.2, random_state=1)
-    quantiles = QuantileTransformer(
-        n_quantiles=max(min(len(train) // 30, 1000), 10),
-        output_distribution="normal",
-        subsample=None,
-        random_state=0,
-    )
+    count = max(min(len(train) // 30, 1000), 10)
+    quantiles = QuantileTransformer(n_quantiles=count, output_distribution="normal", subsample=None, random_state=0)
     noise = np.random.RandomState(0).normal(0.0, 1e-5, (len(train), x.shape[1])).astype(np.float32)
     quantiles.fit(x[train] + noise)
     mean, deviation = float(y[train].mean()), float(y[train].std())
@@ -72,22 +67,9 @@ def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     return {name: (torch.from_numpy(a), torch.from_numpy(b)[:, None]) for name, (a, b) in found.items()}, deviation
 
 
-def network(inputs: int, blocks: int, width: int, dropout: float) -> nn.Sequential:
-    """Blocks of a linear map, ReLU and dropout, and one output.
-
-    >>> network(8, 2, 16, 0.1)(torch.zeros(3, 8)).shape
-    torch.Size([3, 1])
-    """
-    sizes = [inputs] + [width] * blocks
-    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout))]
-    return nn.Sequential(*layers, nn.Linear(width, 1))
-
-
 def optimizer_of(name: str, model: nn.Module, criterion: SquaredError) -> torch.optim.Optimizer:
     if name == "published AdamW":  # biases do not decay
-        rest = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
-        decaying = {"params": [p for p in model.parameters() if p.dim() > 1]}
-        return torch.optim.AdamW([decaying, rest], lr=0.0002722214565241805, weight_decay=0.4555843429087667)
+        return torch.optim.AdamW(no_decay(model), lr=0.0002722214565241805, weight_decay=0.4555843429087667)
     return ProxOptimizer(criterion, SingleStepFW(), no_decay(model), follow=model, **ROWS[name][1])
 
 
@@ -97,7 +79,7 @@ def run(
     """The errors of the epoch with the best validation error; root mean squares, in units of 100,000 dollars."""
     torch.manual_seed(seed)
     (x, y), criterion, began = data["train"], SquaredError(), time.perf_counter()
-    model = network(x.shape[1], *NETWORKS[ROWS[name][0]])
+    model = mlp(x.shape[1], *NETWORKS[ROWS[name][0]])
     optimizer, order = optimizer_of(name, model, criterion), torch.Generator().manual_seed(seed)
     best: dict[str, Any] = {"val": float("inf"), "epoch": 0}
     bar = tqdm(desc=f"{name}, seed {seed}", unit="epoch", disable=None)

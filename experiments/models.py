@@ -19,12 +19,8 @@ class _Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.before = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU(inplace=True))
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-        )
+        first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.body = nn.Sequential(first, *_activated(outputs, outputs, 3))
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,14 +53,7 @@ class _Dense(nn.Module):
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(inputs, 4 * growth, 1, bias=False),
-            nn.BatchNorm2d(4 * growth),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-        )
+        self.body = nn.Sequential(*_activated(inputs, 4 * growth, 1), *_activated(4 * growth, growth, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.body(x)], 1)
@@ -87,8 +76,7 @@ class DenseNet(nn.Sequential):
                 layers.append(_Dense(channels, growth))
                 channels += growth
             if stage < 2:
-                layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
-                layers += [nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2)]
+                layers += [*_activated(channels, channels // 2, 1), nn.AvgPool2d(2)]
                 channels //= 2
         super().__init__(*layers, *_head(channels, classes))
         _initialise(self)
@@ -120,6 +108,12 @@ class SentencePairBiLSTM(nn.Module):
     def forward(self, first: Tensor, first_lengths: Tensor, second: Tensor, second_lengths: Tensor) -> Tensor:
         u, v = self.encode(first, first_lengths), self.encode(second, second_lengths)
         return self.classifier(torch.cat([u, v, (u - v).abs(), u * v], 1))
+
+
+def _activated(inputs: int, outputs: int, size: int) -> list[nn.Module]:
+    """BN-ReLU-conv."""
+    convolution = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
+    return [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), convolution]
 
 
 def _head(channels: int, classes: int) -> list[nn.Module]:

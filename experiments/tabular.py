@@ -89,14 +89,16 @@ def load(data: Path, name: str, seed: int = 0) -> tuple[Table, Table, Table]:
     return part(train), part(val), part(test)
 
 
-def mlp(inputs: int, width: int = 128, depth: int = 2) -> nn.Sequential:
-    """``depth`` hidden ReLU layers of ``width`` units, and one output.
+def mlp(inputs: int, width: int = 128, depth: int = 2, dropout: float = 0.0) -> nn.Sequential:
+    """``depth`` hidden ReLU layers of ``width`` units, perhaps with dropout, and one output.
 
     >>> mlp(8)(torch.zeros(2, 8)).shape
     torch.Size([2, 1])
     """
     sizes = [inputs] + [width] * depth
-    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
 

@@ -67,9 +67,10 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
             if isinstance(part, nn.Module) and any(x.dtype != state[k].dtype for k, x in part.named_parameters()):
                 raise TypeError("it was saved in another precision")
     except BaseException as error:
-        for name_, (state, averaged) in before.items():
+        for name_, (state, _) in before.items():
             parts[name_].load_state_dict(state)
-            if not averaged:  # the state of an optimizer that a model follows has the averages in place
+        for name_, (_, averaged) in before.items():
+            if not averaged:  # the states of a followed model and its optimizer have the averages in place
                 parts[name_].train()
         if isinstance(error, Exception):
             raise ValueError(f"the checkpoint's {name!r} does not fit, and nothing was changed: {error}") from error

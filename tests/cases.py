@@ -3,8 +3,6 @@
 Every test that holds for all of them runs over the product, with no exceptions by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -112,10 +110,6 @@ def classes(n: int) -> Tensor:
 
 def reals(n: int) -> Tensor:
     return torch.randn(n, K)
-
-
-def unit_interval(n: int) -> Tensor:
-    return torch.rand(n, K)
 
 
 def cost_matrix() -> Tensor:

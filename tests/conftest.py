@@ -1,7 +1,5 @@
 """Every test runs in float64, seeded, on one thread."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

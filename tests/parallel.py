@@ -1,7 +1,5 @@
 """Run a function on several ranks (gloo, 127.0.0.1), within a bounded time, and return what each rank returned."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The Deep Frank-Wolfe algorithm in the paper's letters (Algorithm 1, typos corrected): the optimizer's plain twin."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -35,74 +33,27 @@ def dfw_step(
 
 
 class PlainStep:
-    """A single step on the gradients g of a loss value, with H = M/η; M = 1 without ``metric``.
+    """A single step on the gradients g of a loss value f, with H = M/η and M of each metric's own formulas.
 
-    M = √v̂ + eps                             v̂: bias-corrected running mean of g², this step's g included
-    γ = clip₀₁[ (value − Σ η·decay·⟨w, g⟩) / Σ ⟨g, H⁻¹ g⟩ ]
-    z ← μ z − γ H⁻¹ g − η·decay·γ·w           w ← w − γ H⁻¹ g − η·decay·w + μ z
+    δ = (1 − ν) g + ν q             ν = memory², the weight of the past; with ``heavy_ball`` memory itself
+    γ = clip₀₁[ ((1 − ν) f + ν h − Σ η·decay·⟨w, δ⟩) / Σ ⟨δ, H⁻¹ δ⟩ ]         d = −γ H⁻¹ δ
+    z ← μ z + d − η·decay·γ·w       w ← w + d − η·decay·w + μ z               w̄ ← β w̄ + (1 − β) w
+    q ← memory q + (1 − memory) g   h ← memory (h + ⟨q, d⟩) + (1 − memory) (f + ⟨g, d⟩)
 
-    With lr="auto" η is the distance over gradients in the metric; w̄ ← β w̄ + (1 − β) w. ``lr``, ``mu``, ``decay`` and
-    ``metric`` are one for all parameters, or a list with one for each: γ is one for all.
+    With lr="auto" η is the distance over gradients in the metric. ``lr``, ``mu``, ``decay`` and ``metric`` are one for
+    all parameters, or a list with one for each: γ is one for all.
     """
 
-    def __init__(self, params, lr, mu, decay, *, metric, average, beta2=0.999, eps=1e-8):
-        self.params, self.average, self.beta2, self.eps = list(params), average, beta2, eps
+    def __init__(self, params, lr, mu=0.0, decay=0.0, *, metric, average, memory=0.0, heavy_ball=False):
+        self.w, self.average, self.memory, self.t = list(params), average, memory, 0
         self.lr, self.mu, self.decay, self.metric = (
-            option if isinstance(option, list) else [option] * len(self.params) for option in (lr, mu, decay, metric)
+            option if isinstance(option, list) else [option] * len(self.w) for option in (lr, mu, decay, metric)
         )
-        self.v, self.z = ([torch.zeros_like(p) for p in self.params] for _ in range(2))
-        self.start, self.mean = ([p.detach().clone() for p in self.params] for _ in range(2))
-        self.t, self.far, self.squares, self.gamma = 0, None, 0.0, 1.0
-
-    @torch.no_grad()
-    def step(self, value: Tensor) -> None:
-        w, g = self.params, [p.grad for p in self.params]
-        self.t += 1
-        self.v = [self.beta2 * v + (1 - self.beta2) * x * x for v, x in zip(self.v, g, strict=True)]
-        M = [
-            (v / (1 - self.beta2**self.t)).sqrt() + self.eps if metric else torch.ones_like(v)
-            for v, metric in zip(self.v, self.metric, strict=True)
-        ]
-        norms = [float((x * x / m).sum()) for x, m in zip(g, M, strict=True)]
-        eta = self._eta(norms, M)
-        dots = [float((p * x).sum()) for p, x in zip(w, g, strict=True)]
-        ascent = float(value) - sum(e * c * d for e, c, d in zip(eta, self.decay, dots, strict=True))
-        norm = sum(e * n for e, n in zip(eta, norms, strict=True))
-        self.gamma = min(max(ascent / norm, 0.0), 1.0) if norm > 0 else float(ascent > 0)
-        beta = min(self.average, self.t / (9 + self.t))
-        for i, (p, x, m) in enumerate(zip(w, g, M, strict=True)):
-            d, decay = self.gamma * x / m, self.decay[i]
-            self.z[i] = self.mu[i] * self.z[i] - eta[i] * (d + decay * self.gamma * p)
-            p.copy_(p - eta[i] * (d + decay * p) + self.mu[i] * self.z[i])
-            self.mean[i] = beta * self.mean[i] + (1 - beta) * p
-
-    def _eta(self, norms: list[float], M: list[Tensor]) -> list[float]:
-        auto = [i for i, lr in enumerate(self.lr) if lr == "auto"]
-
-        def length(vectors: list[Tensor]) -> float:
-            return sum(float((M[i] * vectors[i] * vectors[i]).sum()) for i in auto) ** 0.5
-
-        self.squares += sum(norms[i] for i in auto)
-        gone = length([p - s for p, s in zip(self.params, self.start, strict=True)])
-        self.far = max(1e-3 * length(self.start) if self.far is None else self.far, gone)
-        return [(1 - self.mu[i]) * self.far / self.squares**0.5 if i in auto else lr for i, lr in enumerate(self.lr)]
-
-
-class MemoryStep:
-    """A single step with memory: γ = clip₀₁ λ / (η ‖δ‖²), d = −γ η M⁻¹ δ, on the gradients g of a loss value.
-
-    δ = (1 − μ²) g + μ² q        λ = (1 − μ²) f + μ² h        M as the metric's own formulas, parameter by parameter
-    q ← μ q + (1 − μ) g          h ← μ (h + ⟨q, d⟩) + (1 − μ) (f + ⟨g, d⟩)
-    """
-
-    def __init__(self, params, lr, mu=0.9, average=0.995, *, metric, heavy_ball=False):
-        self.w, self.lr, self.mu, self.beta, self.metric, self.t = list(params), lr, mu, average, metric, 0
-        self.old = mu if heavy_ball else mu**2  # the weight of the past: Nesterov's is a look-ahead
-        self.q, self.h = [torch.zeros_like(p) for p in self.w], 0.0
+        self.old = memory if heavy_ball else memory**2  # Nesterov's is a look-ahead
+        self.v, self.z, self.q = ([torch.zeros_like(p) for p in self.w] for _ in range(3))
         self.start, self.mean = ([p.detach().clone() for p in self.w] for _ in range(2))
-        self.v = [torch.zeros_like(p) for p in self.w]
         self.sides, self.bases = [[0.0, 0.0] for _ in self.w], [None for _ in self.w]
-        self.far, self.squares = None, 0.0
+        self.h, self.far, self.squares = 0.0, None, 0.0
 
     def _turn(self, i, x, back=False):
         if self.bases[i] is None:
@@ -112,13 +63,12 @@ class MemoryStep:
         return (U @ y @ V.T if back else U.T @ y @ V).view_as(x)
 
     def _observe(self, g):
-        metric, self.M = self.metric, []
-        for i, x in enumerate(g):
+        self.M = []
+        for i, (x, metric) in enumerate(zip(g, self.metric, strict=True)):
             if hasattr(metric, "every") and x.dim() > 1:
                 G = x.flatten(1)
-                old, b = self.sides[i], metric.beta
-                new = [torch.addmm(s.new_zeros(1), s, s.T, alpha=1 - b) for s in (G, G.T)]
-                self.sides[i] = [b * a + s for a, s in zip(old, new, strict=True)]
+                new = [torch.addmm(s.new_zeros(1), s, s.T, alpha=1 - metric.beta) for s in (G, G.T)]
+                self.sides[i] = [metric.beta * a + s for a, s in zip(self.sides[i], new, strict=True)]
                 if self.t % metric.every == 0:
                     self.bases[i] = [torch.linalg.eigh(s)[1] for s in self.sides[i]]
             if metric.identity:
@@ -130,33 +80,39 @@ class MemoryStep:
     def _solve(self, i, x):
         return self._turn(i, self._turn(i, x) / self.M[i], back=True)
 
-    def _norm(self, vectors):
-        return sum(float((self.M[i] * self._turn(i, x) ** 2).sum()) for i, x in enumerate(vectors)) ** 0.5
-
     def _eta(self, g):
-        if self.lr != "auto":
-            return self.lr
-        self.far = 0.1 * self._norm(self.w) if self.far is None else self.far
-        self.far = max(self.far, self._norm([a - b for a, b in zip(self.w, self.start, strict=True)]))
-        self.squares += sum(float((x * self._solve(i, x)).sum()) for i, x in enumerate(g))
-        return self.far / self.squares**0.5
+        auto = [i for i, lr in enumerate(self.lr) if lr == "auto"]
+
+        def length(vectors):
+            return sum(float((self.M[i] * self._turn(i, vectors[i]) ** 2).sum()) for i in auto) ** 0.5
+
+        self.squares += sum(float((g[i] * self._solve(i, g[i])).sum()) for i in auto)
+        first = (0.1 if self.memory else 1e-3) * length(self.start) if self.far is None else self.far
+        self.far = max(first, length([p - s for p, s in zip(self.w, self.start, strict=True)]))
+        return [(1 - self.mu[i]) * self.far / self.squares**0.5 if i in auto else lr for i, lr in enumerate(self.lr)]
 
     @torch.no_grad()
     def step(self, value: Tensor) -> float:
-        f, mu, g = float(value), self.mu, [p.grad for p in self.w]
+        f, m, g = float(value), self.memory, [p.grad for p in self.w]
         self._observe(g)
         eta = self._eta(g)
         delta = [(1 - self.old) * x + self.old * q for x, q in zip(g, self.q, strict=True)]
-        along = [self._solve(i, x) for i, x in enumerate(delta)]
-        norm = sum(float((x * y).sum()) for x, y in zip(delta, along, strict=True))
-        gamma = min(1.0, max(0.0, ((1 - self.old) * f + self.old * self.h) / (eta * norm)))
-        d = [-gamma * eta * y for y in along]
-        q_d, g_d = (sum(float((a * b).sum()) for a, b in zip(x, d, strict=True)) for x in (self.q, g))
-        self.h = mu * (self.h + q_d) + (1 - mu) * (f + g_d)
-        self.q = [mu * q + (1 - mu) * x for q, x in zip(self.q, g, strict=True)]
-        beta = min(self.beta, (1 + self.t) / (10 + self.t))
-        for i, (p, x) in enumerate(zip(self.w, d, strict=True)):
-            p.add_(x)
+        along = [e * self._solve(i, x) for i, (e, x) in enumerate(zip(eta, delta, strict=True))]
+        decayed = [e * c * p for e, c, p in zip(eta, self.decay, self.w, strict=True)]
+        ascent = (1 - self.old) * f + self.old * self.h - dot(decayed, delta)
+        norm = dot(delta, along)
+        gamma = min(max(ascent / norm, 0.0), 1.0) if norm > 0 else float(ascent > 0)
+        d = [-gamma * y for y in along]
+        self.h = m * (self.h + dot(self.q, d)) + (1 - m) * (f + dot(g, d))
+        self.q = [m * q + (1 - m) * x for q, x in zip(self.q, g, strict=True)]
+        beta = min(self.average, (1 + self.t) / (10 + self.t))
+        for i, (p, x, r) in enumerate(zip(self.w, d, decayed, strict=True)):
+            self.z[i] = self.mu[i] * self.z[i] + x - gamma * r
+            p.add_(x - r + self.mu[i] * self.z[i])
             self.mean[i] = beta * self.mean[i] + (1 - beta) * p
         self.t += 1
         return gamma
+
+
+def dot(x, y):
+    return sum(float((a * b).sum()) for a, b in zip(x, y, strict=True))

@@ -1,7 +1,5 @@
 """The lists of the suite are complete: every public loss, solver and metric stands in tests/cases.py."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints: damage is refused, what could not be loaded is not saved, links and modes are the user's."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

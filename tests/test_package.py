@@ -1,7 +1,5 @@
 """What is released: the wheel holds the package and nothing else, and runs the README's example with the core alone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

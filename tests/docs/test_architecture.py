@@ -1,7 +1,5 @@
 """The architecture that the docs describe is the one that stands: every path, every function, every import."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

@@ -1,7 +1,5 @@
 """What docs/extend.md promises of a structure of one's own; the page itself runs in test_pages.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

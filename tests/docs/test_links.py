@@ -1,7 +1,5 @@
 """The list of external links is complete, its check can fail; links between files and commands lead somewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import threading

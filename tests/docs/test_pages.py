@@ -5,8 +5,6 @@ must print: the words exactly, the numbers roughly (other machines round otherwi
 systems stands in ```py blocks, which are shown and not run.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site builds without a warning, is whole by itself, and shows every public name."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The experiments run in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

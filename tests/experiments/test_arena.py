@@ -1,7 +1,5 @@
 """The public arena: its split, its protocol, and its table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,7 @@ def test_split_and_scales_are_theirs(data):
 
 @pytest.mark.parametrize("name", arena.ROWS)
 def test_best_epoch_is_reported_and_patience_stops(name, data, monkeypatch):
-    monkeypatch.setattr(arena, "NETWORKS", dict.fromkeys(arena.NETWORKS, (1, 8, 0.1)))
+    monkeypatch.setattr(arena, "NETWORKS", dict.fromkeys(arena.NETWORKS, (8, 1, 0.1)))
     monkeypatch.setattr(arena, "PATIENCE", 2)
     found = arena.run(name, 0, *data, most=6)
     assert 1 <= found["epoch"] <= 6

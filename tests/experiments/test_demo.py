@@ -1,7 +1,5 @@
 """The demo on a small scale: what its picture claims must hold there, too."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 

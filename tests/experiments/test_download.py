@@ -1,7 +1,5 @@
 """``experiments download`` against a real server on this machine: complete, wrong, hostile."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The paper's networks have their published sizes, and take a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The optimizers of the experiments: peers equal plain references, recipes pass what a config says."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import math
@@ -109,9 +107,6 @@ def test_options_of_proxsvm_are_refused_for_others(options):
     with pytest.raises(ValueError, match=r"which adam does not have: only proxsvm has it"):
         recipe_of(Config(optimizer="adam", **options))
     assert recipe_of(Config(optimizer="dfw", **options)).proximal
-
-
-# Schedules and averages.
 
 
 def rates(schedule, epochs, steps=1):

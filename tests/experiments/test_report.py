@@ -1,7 +1,5 @@
 """The report: what validation chooses, the tables, the figures, the page, and the tables of the docs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -65,6 +63,12 @@ def write(folder: Path, *lines: dict[str, Any]) -> Path:
     return folder
 
 
+def command(module, *words):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    module.main(parser.parse_args(list(map(str, words))))
+
+
 def chosen(*lines, averaged=False):
     """(optimizer, η, mean validation) of what is chosen."""
     return [(c.optimizer, c.eta, c.runs.val.mean()) for c in choose(frame(*lines), averaged)]
@@ -72,9 +76,6 @@ def chosen(*lines, averaged=False):
 
 def etas(*lines, averaged=False):
     return [eta for _, eta, _ in chosen(*lines, averaged=averaged)]
-
-
-# Files.
 
 
 def test_runs_are_read_by_study_and_a_later_line_counts(tmp_path):
@@ -100,9 +101,6 @@ def test_a_malformed_line_is_named_by_file_and_number(tmp_path, broken):
         file.write(broken + "\n")
     with pytest.raises(ValueError, match=r"cifar10\.jsonl, line 2: not a finished run"):
         read(tmp_path)
-
-
-# The choice on validation.
 
 
 def test_the_best_validation_value_is_chosen_and_its_test_number_reported():
@@ -197,9 +195,6 @@ def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
         assert min(grid) < max(grid, key=grid.get) < max(grid)
 
 
-# Tables.
-
-
 def test_published_and_obtained_stand_side_by_side():
     small = {"cifar10": frame(line(test=58.0), line(optimizer="sgd", test=59.0))}
     small["averaging"] = frame(line("averaging", dataset="cifar10", val=99.0, test=99.0))  # not one of the paper's rows
@@ -253,13 +248,8 @@ def test_one_fixed_setting_over_all_tasks():
     others = line(optimizer="adam", val=50.0, test=71.0), line(optimizer="dog", test=70.0)
     tuned = {"cifar10": frame(line(test=99.0), *others)}
     assert tables.fixed(studies, tuned).rows[-1] == ["*best peer, tuned on each task*", "70.0", "—", "—", "—"]
-    mine = [
-        line("fixed-lm", **PROX, dataset="lm", lr=lr, momentum=mu, test=1.5) for lr, mu in ((0.01, 0.0), (0.1, 0.9))
-    ]
-    mine += [
-        line("fixed-lm", dataset="lm", **NOTHING, test=1.0),
-        line("fixed-lm", "adamw", 0.01, dataset="lm", test=1.2),
-    ]
+    given = ({**PROX, "lr": 0.01, "momentum": 0.0}, {**PROX, "lr": 0.1}, NOTHING, {"optimizer": "adamw", "lr": 0.01})
+    mine = [line("fixed-lm", **each, dataset="lm", test=1.5) for each in given]
     rows = [row[0] for row in tables.fixed({"fixed-lm": frame(*mine)}).rows]
     assert rows[:2] == ["proxsvm, diagonal, η = 0.01, no momentum", "proxsvm, diagonal, η = 0.1, momentum 0.9"]
     assert rows[2:] == ["proxsvm, nothing set", "AdamW, constant, lr = 0.01"]
@@ -334,25 +324,20 @@ def test_the_best_of_ours_beside_the_best_of_the_others():
     ]
 
 
-# Figures.
-
-
 def test_figures_are_written_by_name_and_an_unknown_name_lists_them(tmp_path, capsys):
     folder = write(tmp_path / "results", *(line(optimizer=o, lr=lr) for o in ("dfw", "sgd") for lr in (0.1, 1.0)))
-    parser = argparse.ArgumentParser()
-    figures.add_arguments(parser)
-    figures.main(parser.parse_args(["--results", str(folder), "--list"]))
+    command(figures, "--results", folder, "--list")
     listed = capsys.readouterr().out.split()
     assert listed == ["sensitivity-cifar10", "errors-cifar10", "step-size-cifar10"]
     out = tmp_path / "out"
-    figures.main(parser.parse_args(["--results", str(folder), "--out", str(out)]))
+    command(figures, "--results", folder, "--out", out)
     assert {file.stem for file in out.iterdir()} == set(listed)
     for file in out.iterdir():
         width, height = struct.unpack(">II", file.read_bytes()[16:24])
         assert width == round(figures.WIDTH * 160)
         assert height > 500
     with pytest.raises(SystemExit, match=r"no figure named 'figure-7'.*there are sensitivity-cifar10, "):
-        figures.main(parser.parse_args(["figure-7", "--results", str(folder)]))
+        command(figures, "figure-7", "--results", folder)
 
 
 @pytest.mark.parametrize(("error", "marker"), [(9.0, None), (11.0, "x"), (float("inf"), "x")])
@@ -371,9 +356,6 @@ def test_what_gamma_is_worth_and_an_error_above_ten_times_the_lowest_is_at_the_t
     drawn = [each.get_marker() for each in ax.lines]
     assert (drawn.count("o"), drawn.count("x")) == (2, int(marker is not None))
     assert [text.get_text() for text in ax.texts] == ["0.25"]
-
-
-# The page, and tables in a text.
 
 
 def everything() -> list[dict[str, Any]]:
@@ -396,9 +378,7 @@ def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(tmp_
     assert "90.18" in page.render({"small": {}}, "without results")
     write(tmp_path / "small", *everything())
     write(tmp_path / "paper", line("cifar10-wrn", test=58.0, dataset="cifar10", model="wrn-40-4"))
-    parser = argparse.ArgumentParser()
-    page.add_arguments(parser)
-    page.main(parser.parse_args(["--results", str(tmp_path), "--out", str(tmp_path / "report.html")]))
+    command(page, "--results", tmp_path, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     drawn = set(figures.drawings(read(tmp_path / "small")))
     assert {"errors-cifar10", "step-size-snli", "sensitivity", "errors-california", "gamma"} <= drawn
@@ -419,9 +399,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         line(lr=0.1, val=61.0, seed=1, averaged={"0.99": 65.0}, test=60.0, test_averaged={"0.99": 63.0}),
         *(line(optimizer="sgd", val=62.0 - decay, weight_decay=decay) for decay in (0.0005, 0.01)),
     )
-    parser = argparse.ArgumentParser()
-    page.add_arguments(parser)
-    page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar10"]))
+    command(page, "--results", tmp_path, "--markdown", "cifar10")
     assert capsys.readouterr().out.splitlines() == [
         "| optimizer | loss | setting | validation (accuracy, %) | test (accuracy, %) | seeds |",
         "|---|---|---|---|---|---|",
@@ -434,7 +412,7 @@ def test_a_study_as_markdown(tmp_path, capsys):
         "seeds.",
     ]
     with pytest.raises(SystemExit, match=r"no results of a study named 'cifar'; there are results of: cifar10"):
-        page.main(parser.parse_args(["--results", str(tmp_path), "--markdown", "cifar"]))
+        command(page, "--results", tmp_path, "--markdown", "cifar")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """SNLI and GloVe: official files round-trip, batches, and the model on word ids."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

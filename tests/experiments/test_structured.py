@@ -1,7 +1,5 @@
 """The structured tasks on tiny data in the official formats; the real sets where they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -244,7 +242,5 @@ def test_letters_find_their_ranks(tmp_path):
 def test_the_committed_results_of_the_letters_are_readable():
     root = Path(__file__).parents[2] / "experiments" / "results"
     for name in ("ocr", "ocr_tuning"):
-        assert all(
-            {"config", "letter", "word"} <= set(json.loads(x))
-            for x in (root / f"{name}.jsonl").read_text().splitlines()
-        )
+        for text in (root / f"{name}.jsonl").read_text().splitlines():
+            assert {"config", "letter", "word"} <= set(json.loads(text))

@@ -1,7 +1,5 @@
 """California housing and bike sharing: official files round-trip, splits, units."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """``experiments train``: official files, every optimizer, resuming bit for bit, torchrun."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -195,7 +193,7 @@ def test_names_and_folders_are_checked(data, tmp_path):
         run(config(data, loss="focal"), tmp_path)
     with pytest.raises(ValueError, match="no schedule named 'linear'; there are wrn-paper"):
         run(config(data, optimizer="sgd", schedule="linear"), tmp_path)
-    with pytest.raises(ValueError, match="there are cifar10, cifar100, snli, california, bike, digits, lm"):
+    with pytest.raises(ValueError, match="there are cifar10, cifar100, snli, california, bike, digits, lm, ocr-small"):
         run(config(data, dataset="mnist"), tmp_path)
     assert not list(tmp_path.iterdir())  # nothing was begun
     run(config(data, epochs=1), tmp_path)

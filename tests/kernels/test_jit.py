@@ -1,7 +1,5 @@
 """Numba's cache of the compiled loops, and what happens where numba cannot be used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

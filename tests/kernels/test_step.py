@@ -1,7 +1,5 @@
 """The compiled loops: a whole life of training gives the numbers of torch's kernels, whatever happens."""
 
-from __future__ import annotations
-
 import copy
 import io
 import sys
@@ -12,7 +10,7 @@ from torch import nn
 
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
-from proxsvm.solvers import MultiStepFW, SingleStepFW
+from proxsvm.solvers import SingleStepFW
 from tests.cases import K
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_optimizer import batches
@@ -24,17 +22,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarni
 class Life:
     """A model and its optimizer, to which things happen."""
 
-    def __init__(self, fused, solver=None, **options):
+    def __init__(self, fused, **options):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 600), nn.ReLU(), nn.Linear(600, K))
         self.criterion = MultiClassHinge(smooth=True)
-        self.optimizer = ProxOptimizer(
-            self.criterion,
-            solver or SingleStepFW(),
-            self.model[:3].parameters(),
-            **{"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2, **options},
-            fused=fused,
-        )
+        options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-2, "fused": fused, **options}
+        params = self.model[:3].parameters()
+        self.optimizer = ProxOptimizer(self.criterion, SingleStepFW(), params, **options)
         self.rest = self.model[4]
 
     def train(self, steps=3, *, poison=None, set_to_none=True, micro=1):
@@ -79,12 +73,6 @@ def give_other_memory(life):
     life.train()
 
 
-def load_weights(life):
-    life.train()
-    life.model.load_state_dict({k: v * 0.5 for k, v in life.model.state_dict().items()})
-    life.train()
-
-
 def go_to_single_precision(life):
     life.train()
     state = copy.deepcopy(life.optimizer.state_dict())
@@ -119,7 +107,6 @@ EVENTS = {
     "freeze one": freeze_one,
     "another group": add_a_group,
     "other memory": give_other_memory,
-    "load weights": load_weights,
     "single precision": go_to_single_precision,
     "a copy": come_back_from_a_copy,
     "other strides": turn_the_strides,
@@ -150,13 +137,6 @@ def test_whatever_happens_the_numbers_are_those_of_torchs_kernels(event, options
     assert lives[1].weights.isfinite().all()
 
 
-def test_several_steps_in_a_closure():
-    lives = [Life(fused, MultiStepFW(3)) for fused in (False, True)]
-    for life in lives:
-        life.by_closure()
-    torch.testing.assert_close(lives[1].weights, lives[0].weights, atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize("before", [False, True])
 def test_a_checkpoint_goes_from_one_to_the_other(before):
     first, second, straight = Life(before), Life(not before), Life(before)
@@ -172,17 +152,6 @@ def test_a_checkpoint_goes_from_one_to_the_other(before):
     second.train(6)
     torch.testing.assert_close(second.weights, straight.weights, atol=1e-10, rtol=0)
     assert second.optimizer.fused is not before
-
-
-def test_the_number_of_threads_changes_nothing_but_rounding():
-    lives = [Life(True) for _ in range(2)]
-    lives[0].train(4)
-    torch.set_num_threads(2)
-    try:
-        lives[1].train(4)
-    finally:
-        torch.set_num_threads(1)
-    torch.testing.assert_close(lives[0].weights, lives[1].weights, atol=1e-10, rtol=0)
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch):

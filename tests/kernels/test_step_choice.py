@@ -1,7 +1,5 @@
 """fused=None: the compiled loops where they can be used, torch's kernels elsewhere; fused=True insists."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -70,9 +68,6 @@ def test_some_parameters_may_be_walked_and_others_not():
     assert all(p.lt(1).all() for p in params)
 
 
-# Memory in other orders.
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_other_orders_of_memory(same):
     """channels_last weights, and gradients that lie as they do or otherwise."""
@@ -95,9 +90,6 @@ def test_a_gradient_whose_memory_has_the_other_sign():
     assert x.is_neg()
     loops = Kernels(True).bind(0, {"w": [torch.ones(1)], "g": [x]})
     assert float(loops.products(1, 0, None, None, decay=True).wx) == -2
-
-
-# Threads and processes.
 
 
 def test_no_number_of_threads_changes_a_bit():

@@ -1,7 +1,5 @@
 """lr="auto": schedulers, training, and the history that it keeps."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory and the Kronecker metric: the shared plain reference, Nesterov, MoMo, dense matrices and cvxpy."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -9,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxProblem
-from proxsvm.losses import CrossEntropy, MultiClassHinge
+from proxsvm.losses import CrossEntropy
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
@@ -19,7 +16,7 @@ from tests.cases import SMALL_MODELS, mlp, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import KINDS, train
 from tests.optimizer.test_optimizer import batches
-from tests.reference import MemoryStep
+from tests.reference import PlainStep
 
 METRICS = {"euclidean": Euclidean(), "diagonal": Diagonal(eps=1e-4), "kronecker": Kronecker(eps=1e-3, every=1000)}
 
@@ -30,14 +27,14 @@ def conv() -> nn.Module:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("lr", [0.05, "auto"])
-@pytest.mark.parametrize("metric", ["diagonal", "kronecker"])
+@pytest.mark.parametrize("metric", METRICS)
 def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
     model = mlp()
     twin = copy.deepcopy(model)
     criterion = CrossEntropy()
     options = {"memory": 0.9, "metric": METRICS[metric], "average": 0.995, **kind}
     optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr, **options)
-    plain = MemoryStep(twin.parameters(), lr, metric=METRICS[metric])
+    plain = PlainStep(twin.parameters(), lr, metric=METRICS[metric], memory=0.9, average=0.995)
     for x, y in batches(100, n=12):
         optimizer.zero_grad()
         criterion(model(x), y).backward()
@@ -50,46 +47,6 @@ def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)
     means = [optimizer.state[p]["average"] for p in model.parameters()]
     torch.testing.assert_close(means, plain.mean, atol=1e-9, rtol=0)
-
-
-def test_with_gamma_one_it_is_nesterov_in_adams_form():
-    """w ← w − η ((1 − μ²) g + μ² q) with q ← μ q + (1 − μ) g: a look-ahead of the running mean."""
-    model = nn.Linear(5, 4)
-    twin, q, eta, mu = copy.deepcopy(model), None, 1e-3, 0.8
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), eta, memory=mu, metric=Euclidean())
-    q = [torch.zeros_like(p) for p in twin.parameters()]
-    for x, y in batches(20):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
-        optimizer.step()
-        assert optimizer.last.gamma == 1
-        grads = torch.autograd.grad(nn.functional.cross_entropy(twin(x), y), list(twin.parameters()))
-        with torch.no_grad():
-            for p, g, m in zip(twin.parameters(), grads, q, strict=True):
-                p -= eta * ((1 - mu**2) * g + mu**2 * m)
-                m.mul_(mu).add_(g, alpha=1 - mu)
-    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{"metric": Euclidean()}, {"metric": Diagonal(), "average": 0.9}], ids=str)
-def test_without_memory_nothing_changes(options):
-    found = []
-    for extra in ({}, {"memory": 0.0}):
-        torch.manual_seed(0)
-        model = mlp()
-        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, **options, **extra)
-        found.append(train(model, optimizer))
-    assert torch.equal(*found)
-
-
-def test_memory_excludes_the_papers_momentum():
-    with pytest.raises(ValueError, match=r"momentum is 0\.9 and memory 0\.5; expected one of them"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, momentum=0.9, memory=0.5)
-    with pytest.raises(ValueError, match=r"memory is 1\.0; expected μ in \[0, 1\)"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), mlp().parameters(), 0.1, memory=1.0)
-
-
-# The past is one more sample of the problem.
 
 
 def trained(loss, metric, lr=0.3, memory=0.8):
@@ -170,9 +127,6 @@ def test_a_parameter_without_a_gradient_keeps_its_part_of_the_past():
         optimizer.step()
     assert torch.equal(optimizer.state[q]["q"], kept)
     assert not torch.equal(optimizer.state[p]["q"], kept)
-
-
-# The Kronecker metric.
 
 
 def dense(metric: Kronecker, model: nn.Module, optimizer: ProxOptimizer) -> torch.Tensor:
@@ -261,36 +215,14 @@ def test_half_precision_and_nonfinite_gradients(dtype):
     assert all(x.isfinite().all() for own in optimizer.state.values() for x in own.values() if torch.is_tensor(x))
 
 
-@pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
-def test_it_resumes_bit_for_bit(way):
-    options = {"lr": "auto", "metric": Kronecker(every=3), "memory": 0.9, "average": 0.9}
-    model = mlp()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), **options)
-    train(model, optimizer, 5)
-    if way == "deepcopy":
-        other, resumed = copy.deepcopy((model, optimizer))
-    else:
-        other = copy.deepcopy(model)
-        resumed = ProxOptimizer(CrossEntropy(), SingleStepFW(), other.parameters(), **options)
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert torch.equal(train(model, optimizer, 5), train(other, resumed, 5))
-
-
-def test_a_problem_by_hand_in_the_kronecker_metric_can_be_verified():
-    model, (x, y) = mlp(), batches(1, n=12)[0]
-    problem = ProxProblem.from_scores(
-        MultiClassHinge(), model(x), y, model.parameters(), lr=0.3, weight_decay=0.05, metric=Kronecker(eps=1e-2)
-    )
-    assert verify(problem, CorrectiveFW(200, tol=1e-7), tol=1e-5).optimal
-
-
 @pytest.mark.parametrize("metric", ["euclidean", "diagonal"])
 def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
     """MoMo's cap is η / (1 − μᵗ), and its weights are 1 − μ and μ; everything else is the same."""
     momo = pytest.importorskip("momo")
     model, lr = mlp(), 0.05
     twin, chosen = copy.deepcopy(model), METRICS[metric]
-    plain = MemoryStep(model.parameters(), lr, metric=chosen, heavy_ball=True)
+    options = {"metric": chosen, "memory": 0.9, "average": 0.995, "heavy_ball": True}
+    plain = PlainStep(model.parameters(), lr, **options)
     if metric == "diagonal":
         peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(0.9, chosen.beta2), eps=chosen.eps)
     else:
@@ -301,7 +233,7 @@ def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
             net.zero_grad()
             values.append(nn.functional.cross_entropy(net(x), y))
             values[-1].backward()
-        plain.lr = lr / (1 - 0.9**t)
+        plain.lr = [lr / (1 - 0.9**t)] * len(plain.lr)
         plain.step(values[0].detach())
         peer.step(loss=values[1])
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)

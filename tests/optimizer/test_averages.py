@@ -1,7 +1,5 @@
 """The averages are those of an independent AveragedModel, and switching to them and back loses no bit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -18,7 +16,7 @@ from tests.cases import K, mlp
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_no_host_sync import NoHostSync
 from tests.optimizer.test_one_path import KINDS
-from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import batches, train
 
 BETA = 0.9
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
@@ -56,21 +54,15 @@ def test_an_average_that_is_no_longer_kept_is_not_shown():
     optimizer = make(model)
     follow(model, optimizer)
 
-    def train(steps):
-        for x, y in batches(steps):
-            optimizer.zero_grad()
-            optimizer.loss(model(x), y).backward()
-            optimizer.step()
-
-    train(3)
+    go_on(model, optimizer, 0, 3)
     optimizer.param_groups[0]["average"] = None
-    train(3)
+    go_on(model, optimizer, 0, 3)
     before = [t.clone() for t in (*model.parameters(), *model.buffers())]
     model.eval()
     assert all(torch.equal(a, b) for a, b in zip((*model.parameters(), *model.buffers()), before, strict=True))
     model.train()
     optimizer.param_groups[0]["average"] = BETA
-    train(1)  # it begins anew, at the weights before this step
+    go_on(model, optimizer, 0, 1)  # it begins anew, at the weights before this step
     model.eval()
     assert not torch.equal(model[0].weight, before[0])
 
@@ -95,10 +87,7 @@ def trained(steps=5, dtype=torch.float64, **options):
 
 
 def go_on(model, optimizer, start, end, dtype=torch.float64):
-    for x, y in batches(end, n=12)[start:]:
-        optimizer.zero_grad()
-        optimizer.loss(model(x.to(dtype)), y).backward()
-        optimizer.step()
+    train(optimizer, model, [(x.to(dtype), y) for x, y in batches(end, n=12)[start:]])
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -189,9 +178,6 @@ def test_copies_of_either_mode_go_on_alike(mode, copied):
         go_on(m, o, 5, 8)
         o.eval()
     assert_same(other, tensors(model))
-
-
-# What is wrong is said.
 
 
 def damaged(state, change):

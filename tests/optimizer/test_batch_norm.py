@@ -1,7 +1,5 @@
 """Batch-norm statistics that are estimated anew for the averages, while training goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -12,7 +10,7 @@ from torch.optim.swa_utils import update_bn
 from proxsvm import refresh_batch_norm
 from tests.cases import K
 from tests.optimizer.test_averages import go_on, make
-from tests.optimizer.test_follow import Net, both, equal, following, values
+from tests.optimizer.test_follow import Net, both, equal, following, unchanged, values
 from tests.optimizer.test_optimizer import batches
 
 INPUTS = [x.double() for x, _ in batches(7, n=12)]
@@ -95,8 +93,7 @@ def test_what_goes_wrong_changes_nothing(loader, batches, error, message, mode):
         refresh_batch_norm(model, loader, batches)
     assert model.training == (mode == "train")
     assert optimizer.averaged == (mode == "eval")
-    assert equal(both(model)[0], before[0])
-    assert equal(both(model)[1], before[1])
+    assert unchanged(model, before)
 
 
 def test_a_model_without_statistics_needs_no_batch():

@@ -1,7 +1,5 @@
 """torch.compile: the step, the loss and the whole training step, each one graph; CUDA graphs where a GPU is."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 
@@ -87,7 +85,6 @@ def train(way, *, smooth=False, **options):
     [
         ("step", {}),
         ("step", {"fused": True}),
-        ("step", {"fused": False}),
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),

@@ -1,7 +1,5 @@
 """Those who build optimizers by a convention, ``factory(params, **options)``: skorch; LightningCLI."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

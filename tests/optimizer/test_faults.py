@@ -1,14 +1,12 @@
-"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 10,000 steps, memory."""
-
-from __future__ import annotations
+"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 4,000 steps, memory."""
 
 import copy
 import gc
 import os
-import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -54,8 +52,6 @@ def same(a, b):
     )
 
 
-# Checkpoints.
-
 SAVER = """
 import sys, torch
 from torch import nn
@@ -74,18 +70,11 @@ checkpoint.save(sys.argv[1], model=model, epoch=2)
 """
 
 
-def kill_while_saving(script, path, line, after):
-    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == line
-    time.sleep(after)
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    process.stdout.close()
-
-
 def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.pt"
-    kill_while_saving(SAVER, path, "writing\n", after=0.0)
+    with subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.kill()
     model = nn.Linear(200, 200, dtype=torch.float32)
     assert checkpoint.load(path, model=model) == {"epoch": 1}
     assert all((p == 1).all() for p in model.parameters())
@@ -115,9 +104,6 @@ def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
     with pytest.raises(ValueError, match="state"):
         checkpoint.load(tmp_path / "c.pt", optimizer=optimizer)
     assert same(before, snapshot(model, optimizer))
-
-
-# Ctrl-C inside a step.
 
 
 @pytest.mark.parametrize(
@@ -152,9 +138,6 @@ def test_a_step_that_is_interrupted_anywhere_is_complete_or_has_not_begun(option
     assert seen == {False, True}
 
 
-# A rank that dies.
-
-
 def die_at_step_three(rank):
     model = DistributedDataParallel(mlp())
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.1)
@@ -181,18 +164,15 @@ def test_a_rank_that_dies_ends_the_others_with_an_error():
     assert time.monotonic() - start < 60
 
 
-# NaN and memory, for 10,000 steps.
-
-
 def resident() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
-def test_ten_thousand_steps_with_faults_in_one_percent():
+def test_four_thousand_steps_with_faults_in_one_percent():
     """The weights stay finite and equal to those of a run without the bad steps; memory does not grow."""
-    steps = 10_000
+    steps = 4_000
     draw = torch.Generator().manual_seed(5)
     bad = torch.rand(steps, generator=draw) < 0.01
     kinds = torch.randint(4, (steps,), generator=draw)
@@ -207,39 +187,32 @@ def test_ten_thousand_steps_with_faults_in_one_percent():
     for t in range(steps):
         x, y = data[t % len(data)]
         optimizer.zero_grad()
-        if bad[t]:
-            value, kind = values[t % 3], int(kinds[t])
-            if kind == 0:
-                (optimizer.loss(faulty(x), y) * value).backward()
-            elif kind == 1:
-                optimizer.loss(faulty(x * value), y).backward()
-            else:
-                optimizer.loss(faulty(x), y).backward()
-                faulty.weight.grad[0, kind] = value
+        value, kind = (values[t % 3], int(kinds[t])) if bad[t] else (1.0, 0)
+        if kind == 1:
+            optimizer.loss(faulty(x * value), y).backward()
         else:
-            optimizer.loss(faulty(x), y).backward()
-            reference.zero_grad()
-            reference.loss(clean(x), y).backward()
-            reference.step()
+            (optimizer.loss(faulty(x), y) * (value if kind == 0 else 1.0)).backward()
+        if kind > 1:
+            faulty.weight.grad[0, kind] = value
         optimizer.step()
+        if not bad[t]:
+            train(reference, clean, [(x, y)])
         if t % 10 == 0:
             optimizer.loss(faulty(x), y)  # forgotten: never differentiated
             with torch.no_grad():
                 optimizer.loss(faulty(x), y)
-        if t % 2000 == 1999:
+        if t % 800 == 799:
             gc.collect()
             memory.append(resident())
             objects.append(len(gc.get_objects()))
             assert all(p.isfinite().all() for p in faulty.parameters())
     assert torch.equal(clean.weight, faulty.weight)
     assert optimizer.skipped == int(bad.sum())
-    assert memory[-1] - memory[2] < 2**21, memory  # caches of earlier tests may still grow in the first thousands
+    assert memory[-1] - memory[2] < 2**20, memory  # caches of earlier tests may still grow in the first thousands
     assert objects[-1] - objects[1] < 200, objects
 
 
 def test_a_forgotten_loss_is_freed_with_its_graph():
-    import weakref
-
     model, (x, y) = mlp(), batches(1)[0]
     optimizer = optimizer_for(model)
     scores = model(x)

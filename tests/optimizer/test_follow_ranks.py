@@ -1,7 +1,5 @@
 """Following on two ranks: DDP and FSDP2 evaluate and save the averages, and distributed checkpoints resume."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

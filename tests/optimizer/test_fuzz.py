@@ -1,7 +1,5 @@
 """Any order of calls either works or raises a documented error, and never corrupts the weights."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from contextlib import suppress
@@ -26,7 +24,6 @@ STALE = (
     "must have the same dtype",
     "backward through the graph",
 )
-CHANGED = (" of parameter ", "fused=True, but", "has no loss value")  # what is kept, or a gradient, does not fit
 LAYOUTS = {
     "other memory": lambda x: x.clone(),
     "transposed": lambda x: x.t().contiguous().t() if x.dim() == 2 else x.flip(0),

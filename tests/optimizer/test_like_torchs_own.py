@@ -3,8 +3,6 @@
 After the patterns of torch's test_optim.py and common_optimizers.py (groups, hooks, layouts, forloop against foreach).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What the examples log of a run is what the steps did."""
 
-from __future__ import annotations
-
 import csv
 import math
 
@@ -82,17 +80,14 @@ def test_lightning(tmp_path):
     assert all(right({name: row[name] for name in NAMES}) for row in rows)
 
 
+@pytest.mark.usefixtures("accelerate")
 def test_hugging_face(tmp_path):
     pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    from accelerate.state import AcceleratorState
-
     from examples import with_huggingface
 
-    AcceleratorState._reset_state(reset_partial_state=True)
     options = {"save_strategy": "no", "logging_strategy": "steps", "logging_steps": 2}
     trainer = with_huggingface.trainer(str(tmp_path), epochs=1, **options)
     trainer.train()
     logged = [line for line in trainer.state.log_history if "loss" in line]
     assert [line["step"] for line in logged] == list(range(2, STEPS + 1, 2))
     assert all(right({name: line[name] for name in NAMES}) for line in logged)
-    AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,7 +1,5 @@
 """Every kind of step makes a problem, the solver solves it, and one function moves the weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,9 +7,8 @@ from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Diagonal
 from proxsvm.optimizer import no_decay
-from proxsvm.solvers import SingleStepFW
+from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import mlp
 from tests.optimizer.test_optimizer import batches
@@ -127,35 +124,26 @@ def test_lr_zero_stops_the_momentum_too():
         assert torch.equal(before, parameters_to_vector(model.parameters())) == (float(lr) == 0)
 
 
-def test_equal_groups_count_their_steps_together_until_one_stands_still():
-    a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    groups = [{"params": [a]}, {"params": [b]}]
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=0.1, metric=Diagonal())
-    for lr in (0.1, 0.0, 0.0, 0.1):
-        optimizer.param_groups[1]["lr"] = lr
-        a.grad, b.grad = torch.ones(2), torch.ones(2)
-        optimizer.step(loss=1.0)
-    assert [float(optimizer.state[p]["t"]) for p in (a, b)] == [4, 2]
-
-
-@pytest.mark.parametrize("fused", [None, False])
-def test_parameters_that_change_their_shape_between_two_steps_are_refused(fused):
+@pytest.mark.parametrize(
+    ("solver", "options", "kept"),
+    [
+        (SingleStepFW(), {"momentum": 0.9}, "velocity|past"),
+        (SingleStepFW(), {"momentum": 0.9, "fused": False}, "velocity|past"),
+        (MultiStepFW(3), {"average": 0.9}, "average"),
+    ],
+)
+def test_parameters_that_change_their_shape_between_two_steps_are_refused(solver, options, kept):
     model, (x, y) = nn.Linear(5, 4), batches(1)[0]
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), 0.5, 0.9, fused=fused)
-    optimizer.loss(model(x), y).backward()
-    optimizer.step()
+    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters(), 0.5, **options)
+    optimizer.step(lambda: optimizer.loss(model(x), y))
     model.weight.data = torch.cat([model.weight.data, torch.zeros(3, 5)])  # three new classes
     model.bias.data = torch.cat([model.bias.data, torch.zeros(3)])
-    optimizer.zero_grad()
-    optimizer.loss(model(x), y).backward()
     before = model.weight.detach().clone()
-    with pytest.raises(
-        RuntimeError, match=r"the (velocity|past) of parameter 0 has shape \(4, 5\).*the parameter \(7, 5\)"
-    ):
-        optimizer.step()
+    with pytest.raises(RuntimeError, match=rf"the ({kept}) of parameter 0 has shape \(4, 5\).*the parameter \(7, 5\)"):
+        optimizer.step(lambda: optimizer.loss(model(x), y))
     assert torch.equal(before, model.weight)
     optimizer.state.clear()
-    optimizer.step()
+    optimizer.step(lambda: optimizer.loss(model(x), y))
     assert not torch.equal(before, model.weight)
 
 

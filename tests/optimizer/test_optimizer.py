@@ -1,7 +1,5 @@
 """ProxOptimizer: the trajectory, the three ways of stepping, and its life as a torch optimizer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -11,7 +9,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
+from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import LOSSES, MODELS, K, chunks, each_loss, each_model, mlp, setting
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -32,9 +32,6 @@ def train(optimizer, model, data):
 
 def optimizer_for(model, solver=None, loss=None, **options):
     return ProxOptimizer(loss or MultiClassHinge(), solver or SingleStepFW(), model.parameters(), **options)
-
-
-# The trajectory.
 
 
 @pytest.mark.parametrize("smooth", [False, True])
@@ -79,15 +76,21 @@ def test_with_gamma_one_it_is_nesterov_sgd(weight_decay):
 
 
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(5, tol=0.0), ExactQP()], ids=repr)
-def test_a_step_with_groups_is_the_problems_displacement(solver):
+@pytest.mark.parametrize("metric", [Euclidean(), Diagonal(eps=1e-3)], ids=repr)
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_with_groups_is_the_problems_displacement(solver, metric, fused):
+    """A problem by hand, with M formed, gives the step of the optimizer, whose kernels form nothing."""
     case = setting(LOSSES[0], MODELS[1])
-    optimizer = ProxOptimizer(case.loss, solver, case.groups(lr=2.0, weight_decay=0.1, two=True))
-    before = [p.detach().clone() for p in case.model.parameters()]
-    problem = optimizer.problem(case.value())
-    d = problem.displacement(solver.solve(problem))
+    first, second = case.groups(lr=2.0, weight_decay=0.1, two=True)
+    groups = [{**first, "metric": metric}, {**second, "metric": Euclidean()}]
+    problem = ProxProblem.from_scores(case.loss, case.shape(case.model(case.x)), case.target, groups)
+    point = solver.solve(problem)
+    dual, before = float(problem.dual(point)), [p.detach().clone() for p in case.model.parameters()]
+    expected = [w + d for w, d in zip(before, problem.displacement(point), strict=True)]
+    optimizer = ProxOptimizer(case.loss, solver, groups, fused=fused)
     optimizer.step(case.value)
-    for old, new, change in zip(before, case.model.parameters(), d, strict=True):
-        torch.testing.assert_close(new - old, change, atol=1e-7, rtol=0)
+    torch.testing.assert_close([p.detach() for p in case.model.parameters()], expected, atol=1e-7, rtol=0)
+    assert float(optimizer.last.dual) == pytest.approx(dual, rel=1e-6)
 
 
 def test_momentum_of_several_steps():
@@ -113,9 +116,6 @@ def test_every_parameter_has_its_own_velocity_in_whatever_order_they_were_made()
         optimizer.step(loss=100.0)
     assert list(optimizer.state) != [a, b]
     assert [float(optimizer.state[p]["z"]) for p in (a, b)] == [-1.5, 0.5]
-
-
-# The three ways of stepping.
 
 
 @each_loss
@@ -187,9 +187,6 @@ def test_step_without_a_loss_is_an_error_and_changes_nothing():
     assert torch.equal(before, parameters_to_vector(model.parameters()))
 
 
-# The value that was differentiated.
-
-
 @each_loss
 @pytest.mark.parametrize("divide", [True, False])
 def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide):
@@ -208,19 +205,6 @@ def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), abs=1e-12)
     for a, b in zip(full.model.parameters(), micro.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
-
-
-def test_with_smoothing_the_value_is_the_smoothed_one():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=True))
-    optimizer.loss(model(x), y).backward()
-    u = model(x).detach()
-    soft = optimizer.loss.direction(u, y)
-    assert optimizer.step() == pytest.approx(float(soft.b(u).mean()))
-    assert optimizer.last.loss < MultiClassHinge()(u, y)
-
-
-# A real torch optimizer.
 
 
 def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():

@@ -1,7 +1,5 @@
 """Half precision, mixed precision, loss scaling; and what is refused: complex, sparse, differentiable."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -83,9 +81,6 @@ def test_bf16_autocast_gives_the_gamma_of_its_own_gradients():
         assert optimizer.last.gamma == pytest.approx(float(expected), rel=1e-5)
     losses = [optimizer.loss(model(x), y) for x, y in data()]
     assert all(v.isfinite() for v in losses)
-
-
-# GradScaler, for real: it runs on the CPU too.
 
 
 def train_scaled(way, accumulate=1, poison=(), **options):
@@ -175,9 +170,6 @@ def test_fp16_parameters_with_the_scaler():
         torch.testing.assert_close(p.float(), q, atol=5e-3, rtol=0)
 
 
-# Refused, with a word on what to do.
-
-
 def test_what_is_refused():
     with pytest.raises(TypeError, match="real floating-point"):
         ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(2, dtype=torch.complex64)])
@@ -192,9 +184,6 @@ def test_what_is_refused():
         groups = [{"params": list(network().parameters()), option: True}]
         with pytest.raises(ValueError, match=f"{option}=True"):
             ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups)
-
-
-# Clipping.
 
 
 def test_clipping_in_the_dual_limits_gamma_to_c():

@@ -3,8 +3,6 @@
 The code under test is that of examples/.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -82,42 +80,27 @@ def test_lightning_with_manual_optimization(way):
 
 
 @each_way
+@pytest.mark.usefixtures("accelerate")
 def test_accelerate(way):
-    pytest.importorskip("accelerate", reason="pip install '.[trainers]'")
-    from accelerate.state import AcceleratorState
-
     from examples import with_accelerate
 
-    AcceleratorState._reset_state(reset_partial_state=True)
     assert_same_weights(with_accelerate.train(**way), way)
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @each_way
+@pytest.mark.usefixtures("accelerate")
 def test_hugging_face_trainer(way):
     pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    from accelerate.state import AcceleratorState
-
     from examples import with_huggingface
 
-    AcceleratorState._reset_state(reset_partial_state=True)
     assert_same_weights(with_huggingface.train(**way), way)
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
 def test_torchrun(options, tmp_path):
     """Two processes, of DDP or of FSDP2, end with the weights of the plain loop."""
-    engine = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [
-        sys.executable,
-        *engine,
-        "-m",
-        "examples.with_torchrun",
-        *options,
-        "--save",
-        str(tmp_path / "weights.pt"),
-    ]
+    engine = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*engine, "-m", "examples.with_torchrun", *options, "--save", str(tmp_path / "weights.pt")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -136,9 +119,6 @@ def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, caps
     with_torchrun.main()
     assert "1 process(es)" in capsys.readouterr().out
     close(saved(torch.load(tmp_path / "weights.pt")), averages())
-
-
-# What is evaluated and saved.
 
 
 def test_the_plain_loop_saves_the_averages_and_resumes(tmp_path):
@@ -168,9 +148,8 @@ def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
         def on_validation_start(self, trainer, pl_module):
             self.seen.append(vector(pl_module))
 
-    made = {"whole": example.Automatic, "flat": type("F", (Flat, example.Automatic), {}), "manual": example.Manual}[
-        kind
-    ]
+    kinds = {"whole": example.Automatic, "flat": type("F", (Flat, example.Automatic), {}), "manual": example.Manual}
+    made = kinds[kind]
     keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
     module = example.fit(made(), callbacks=[Watching(), keep])
     assert_same_weights(module, {})
@@ -193,16 +172,6 @@ def test_lightning_without_an_average_is_said():
 
     with pytest.raises(ValueError, match="no optimizer keeps an average to follow"):
         example.fit(Without())
-
-
-@pytest.fixture
-def accelerate():
-    pytest.importorskip("accelerate", reason="pip install '.[trainers]'")
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.usefixtures("accelerate")
