@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import inner, known, one_hot
+from proxsvm._scores import inner, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss
 from proxsvm.losses.hulls import Simplex, rival
@@ -47,70 +47,35 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         return self.cost.to(scores).T[y]
 
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
-        """In a handful of operations; the hinge's are differentiated by autograd."""
+        """In a handful of operations that autograd differentiates."""
         y = self.classes(scores, target)
+        u = self.expand(scores, target) if self.smooth else scores
+        hinge = rival(u, y, self._costs(u, y))[1].relu()
         if not self.smooth:
-            return rival(scores, y, self._costs(scores, y))[1].relu(), None
-        u = self.expand(scores, target)
-        with torch.no_grad():
-            atom, soft = self._direction(u.detach(), target)
-        if not torch.compiler.is_compiling():
-            return _Softmax.apply(u, atom.value, atom.s, soft), atom  # type: ignore[no-untyped-call]
-        hinge, entropy = rival(u, y, self._costs(u, y))[1].relu(), F.cross_entropy(u, y, reduction="none")
-        return torch.where(soft, atom.value_at(u) + (entropy - entropy.detach()), hinge), atom
+            return hinge, None
+        log_p = u.log_softmax(1)
+        rest, _ = self._expected(log_p.detach(), y)
+        soft = F.nll_loss(log_p, y, reduction="none") + rest  # its gradient is softmax(u) − e_y
+        return torch.where(soft > 0, soft, hinge), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
-        y = self.classes(scores, target)
-        at, cost = y[:, None], self._costs(scores, y)
-        margins = scores - scores.gather(1, at)
-        p = margins.softmax(1)
-        delta = 1 - p.gather(1, at).squeeze(1) if cost is None else inner(p, cost)
-        value = margins.mul_(p).sum(1) + delta  # ⟨s, u⟩ + c, which does not cancel here
-        return Atom(p.scatter_add_(1, at, -torch.ones_like(p[:, :1])), delta, value)
+        y, log_p = self.classes(scores, target), scores.detach().log_softmax(1)
+        rest, delta = self._expected(log_p, y)
+        value = F.nll_loss(log_p, y, reduction="none") + rest
+        return Atom(log_p.exp() - one_hot(scores, y, scores.shape[1]), delta, value)
 
-    def direction(self, scores: Tensor, target: Tensor) -> Atom:
-        """As for every loss."""
-        return self._direction(scores, target)[0] if self.smooth else self.oracle(scores, target)
+    def _expected(self, log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Under p = softmax(u) the means of log p_k + Δ(k, y) and of Δ(k, y), ``[n]``.
 
-    def _direction(self, scores: Tensor, target: Tensor) -> tuple[Atom, Tensor]:
-        """The atom of a training step, and where it is the smoothed one, ``[n]``; the others are searched alone."""
-        atom: Any = self.smoothed(scores, target)
-        soft = atom.value > 0
-        every = known(soft.all())
-        if every is None:  # which ones cannot be known without synchronising
-            atom = atom.where(soft, self.oracle(scores, target))
-        elif not every:
-            rows = (~soft).nonzero().squeeze(1)
-            exact: Any = self.oracle(scores[rows], target[rows])
-            atom.s[rows], atom.offset[rows], atom.value[rows] = exact.s, exact.offset, exact.value
-        return atom, soft
+        u differs from log p by the same number for all classes, so ⟨s, u⟩ + c is −log p_y plus the first of them.
+        """
+        p, cost = log_p.exp(), self._costs(log_p, y)
+        delta = 1 - p.gather(1, y[:, None]).squeeze(1) if cost is None else inner(p, cost)
+        return inner(p, log_p) + delta, delta
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""
         y = self.classes(scores, target)
         cost = self._costs(scores, y)
         return Simplex(y, 1 - one_hot(scores, y, scores.shape[1]) if cost is None else cost)
-
-
-class _Softmax(torch.autograd.Function):
-    """A value with the gradient s, which moves with softmax(u) where it is differentiated again and ``soft``."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor, value: Tensor, s: Tensor, soft: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        u, _, s, soft = inputs
-        ctx.save_for_backward(u, s, soft)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        u, s, soft = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            p = u.softmax(1)
-            s = s + soft[:, None] * (p - p.detach())
-        return g[:, None] * s, None, None, None
