@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from proxsvm.losses._targets import RegressionLoss, summed
 from proxsvm.losses.base import Reduction
-from proxsvm.losses.hulls import QuadraticBox
+from proxsvm.losses.hulls import Box
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -35,7 +35,7 @@ class Huber(RegressionLoss, SmoothLoss):
         """With torch's own kernel."""
         return summed(F.huber_loss(scores, target, delta=self.delta, reduction="none"))
 
-    def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
+    def hull(self, scores: Tensor, target: Tensor) -> Box:
         """The box |s_j| ≤ δ, under a paraboloid."""
         bound = torch.full_like(target, self.delta)
-        return QuadraticBox(-bound, bound, target, ridge=1.0)
+        return Box(-bound, bound, target, ridge=1.0)

@@ -97,7 +97,9 @@ class Hull(ABC):
 
 
 class ClosedHull(Hull):
-    """A hull of one score tensor with a closed form, which the fast solvers use."""
+    """A hull of one score tensor with a closed form, which the fast solvers use; c has the curvature −``ridge``."""
+
+    ridge: float = 0.0
 
     @abstractmethod
     def best(self, v: Tensor) -> Atom:
@@ -302,10 +304,15 @@ class EntropySimplex(Hull):
 
 
 @dataclass(frozen=True)
-class QuadraticBox(Hull):
+class Box(ClosedHull):
     """low ≤ s ≤ high, c ≤ −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², with low ≤ 0 ≤ high; all of the scores' shape.
 
-    >>> hull = QuadraticBox(torch.tensor([0.0]), torch.tensor([torch.inf]), torch.tensor([-1.0]), ridge=0.5)
+    >>> hull = Box(torch.tensor([-1.0]), torch.tensor([1.0]), center=torch.tensor([2.0]), band=0.5)
+    >>> hull.best(torch.tensor([3.0]))
+    Atom(s=tensor([1.]), offset=tensor([-2.5000]))
+    >>> hull.nearest(torch.tensor([3.0]), torch.tensor(1.0))
+    Atom(s=tensor([0.5000]), offset=tensor([-1.2500]))
+    >>> hull = Box(torch.tensor([0.0]), torch.tensor([torch.inf]), torch.tensor([-1.0]), ridge=0.5)
     >>> hull.best(torch.tensor([0.5]))                                   # 2 (0.5 + 1)
     Atom(s=tensor([3.]), offset=tensor([0.7500]))
     """
@@ -326,37 +333,16 @@ class QuadraticBox(Hull):
         return worth.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
-        """The residual v − center, shrunk by the band, divided by the ridge and clipped; without a ridge, a bound."""
+        """The nearest point for h = 0; without a ridge, a bound."""
         residual = v - self.center
         shrunk = F.softshrink(residual, self.band)
         steep = shrunk / self.ridge if self.ridge else torch.where(shrunk == 0, 0.0, shrunk * torch.inf)
         s = steep.clamp(self.low, self.high)
         return Atom(s, self.lift(s), self._worth(s, residual))
 
-    def express(self) -> Polytope:
-        """s itself as the variable."""
-        cp, low, high, center = load("cvxpy", extra="qp"), flat(self.low), flat(self.high), flat(self.center)
-        s = cp.Variable(center.shape)
-        paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
-        above, below = np.isfinite(low), np.isfinite(high)
-        bounds = [s[above] >= low[above], s[below] <= high[below]]
-        return Polytope((s,), -cp.sum(paid, axis=1), [bound for bound in bounds if bound.size])
-
-
-@dataclass(frozen=True)
-class Box(QuadraticBox, ClosedHull):
-    """low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁: a :class:`QuadraticBox` without a ridge.
-
-    >>> hull = Box(torch.tensor([-1.0]), torch.tensor([1.0]), center=torch.tensor([2.0]), band=0.5)
-    >>> hull.best(torch.tensor([3.0]))
-    Atom(s=tensor([1.]), offset=tensor([-2.5000]))
-    >>> hull.nearest(torch.tensor([3.0]), torch.tensor(1.0))
-    Atom(s=tensor([0.5000]), offset=tensor([-1.2500]))
-    """
-
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The residual v − center, shrunk by the band, divided by h and clipped."""
-        s = (F.softshrink(v - self.center, self.band) / h).clamp(self.low, self.high)
+        """The residual v − center, shrunk by the band, divided by ridge + h and clipped."""
+        s = (F.softshrink(v - self.center, self.band) / (self.ridge + h)).clamp(self.low, self.high)
         return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
@@ -367,6 +353,15 @@ class Box(QuadraticBox, ClosedHull):
     def contains(self, s: Tensor, slack: float) -> bool:
         """low ≤ s ≤ high."""
         return bool(((s >= self.low - slack) & (s <= self.high + slack)).all())
+
+    def express(self) -> Polytope:
+        """s itself as the variable."""
+        cp, low, high, center = load("cvxpy", extra="qp"), flat(self.low), flat(self.high), flat(self.center)
+        s = cp.Variable(center.shape)
+        paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
+        above, below = np.isfinite(low), np.isfinite(high)
+        bounds = [s[above] >= low[above], s[below] <= high[below]]
+        return Polytope((s,), -cp.sum(paid, axis=1), [bound for bound in bounds if bound.size])
 
 
 @dataclass(frozen=True)

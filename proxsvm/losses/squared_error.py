@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm.losses._targets import BandLoss, summed
-from proxsvm.losses.hulls import QuadraticBox
+from proxsvm.losses.hulls import Box
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -26,7 +26,7 @@ class SquaredError(BandLoss, SmoothLoss):
         error = scores - target
         return summed((F.softshrink(error, self.epsilon) if self.epsilon else error).square())
 
-    def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
+    def hull(self, scores: Tensor, target: Tensor) -> Box:
         """All s, under a paraboloid."""
         infinite = torch.full_like(target, torch.inf)
-        return QuadraticBox(-infinite, infinite, target, self.epsilon, ridge=0.5)
+        return Box(-infinite, infinite, target, self.epsilon, ridge=0.5)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from proxsvm._scores import require
 from proxsvm.losses._targets import RegressionLoss, summed
-from proxsvm.losses.hulls import QuadraticBox
+from proxsvm.losses.hulls import Box
 from proxsvm.losses.smooth_loss import SmoothLoss
 
 
@@ -32,8 +32,8 @@ class SquaredHinge(RegressionLoss, SmoothLoss):
         """The definition."""
         return summed((1 - (2 * target - 1) * scores).clamp(min=0).square())
 
-    def hull(self, scores: Tensor, target: Tensor) -> QuadraticBox:
+    def hull(self, scores: Tensor, target: Tensor) -> Box:
         """s on the side of −t, under a paraboloid."""
         t = 2 * target - 1
         infinite = torch.full_like(scores, torch.inf)
-        return QuadraticBox(torch.where(t > 0, -infinite, 0.0), torch.where(t > 0, 0.0, infinite), t, ridge=0.5)
+        return Box(torch.where(t > 0, -infinite, 0.0), torch.where(t > 0, 0.0, infinite), t, ridge=0.5)

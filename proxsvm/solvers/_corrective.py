@@ -159,7 +159,7 @@ class CurvatureModel(ScoreSpacePoint):
         """
         L = self.L[: self.size]
         near = (h * self.p).clamp(min=max(1e-9 * h * self.largest, 1e-30))
-        center, root = v + near * self.s, (self.p / near).sqrt()
+        center, root = v + near * self.s, (self.p / (near + self.hull.ridge)).sqrt()
 
         def evaluate(y: Array) -> tuple[Atom, Array]:
             atom = self.hull.nearest(center - (self._tensor(y) @ L).reshape(v.shape), near)

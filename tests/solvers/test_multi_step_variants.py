@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxsvm import ProxProblem
-from proxsvm.losses import ClosedHull, MultiClassHinge, TopKHinge
+from proxsvm.losses import ClosedHull, Huber, MultiClassHinge, SquaredError, SquaredHinge, TopKHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
 from proxsvm.solvers._corrective import CurvatureModel, simplex_qp
 from tests.cases import LOSSES, MODELS, each_loss, each_small_model, setting
@@ -135,6 +135,14 @@ def test_what_is_learnt_of_the_curvature_is_exact_on_the_moves_and_nowhere_above
         assert torch.linalg.eigvalsh(G - B).min() >= -1e-9 * G.diagonal().max()
         for d in moves if memory == 30 else moves[-1:]:
             torch.testing.assert_close(B @ d, G @ d, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [SquaredError, Huber, SquaredHinge])
+def test_squared_losses_use_what_is_learnt_of_the_curvature(kind):
+    """With the oracle's atoms alone it takes 74 steps and more."""
+    case = next(case for case in LOSSES if isinstance(case.loss(), kind))
+    problem = setting(case, MODELS[1], n=40).problem(20.0)
+    assert problem.relative_gap(CorrectiveFW(max_steps=30, tol=0.0).solve(problem)) <= 1e-6
 
 
 @pytest.mark.parametrize("memory", [1, 3])

@@ -56,7 +56,7 @@ class Newton:
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
         self.rivals = 1 - one_hot(u, hull.target, hull.K).t() if isinstance(hull, Rivals) else None  # 0 at y
-        self.closed = isinstance(hull, ClosedHull | Rivals)
+        self.closed = isinstance(hull, ClosedHull | Rivals) and not getattr(hull, "ridge", 0.0)
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         self.h = self.first = self._value(self.V, self.U) / float(p.sum()) or 1.0
         self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is

@@ -10,7 +10,7 @@ import torch
 
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
-from proxsvm.losses.hulls import EntropySimplex, Hull, QuadraticBox, Simplex
+from proxsvm.losses.hulls import Box, EntropySimplex, Hull, Simplex
 from proxsvm.solvers._arrays import flatten, to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
@@ -54,7 +54,7 @@ class SimplexState(BlockState):
 class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
-    def __init__(self, hull: QuadraticBox) -> None:
+    def __init__(self, hull: Box) -> None:
         self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
         self.band, self.ridge = float(hull.band), float(hull.ridge)
         self.s = np.zeros_like(self.center)
@@ -187,5 +187,5 @@ class AtomState(BlockState):
 
 def exact_state(hull: Hull | None) -> BlockState | None:
     """The state with an exact block step on this hull, if there is one."""
-    kinds: Any = (Simplex, SimplexState), (QuadraticBox, BoxState), (EntropySimplex, EntropyState)
+    kinds: Any = (Simplex, SimplexState), (Box, BoxState), (EntropySimplex, EntropyState)
     return next((state(hull) for kind, state in kinds if isinstance(hull, kind)), None)
