@@ -24,24 +24,3 @@ def test_it_is_a_sum_of_binary_hinges():
     u, target = torch.randn(4, 5), torch.randint(2, (4, 5), dtype=torch.bool)
     expected = (1 - (2 * target - 1.0) * u).clamp(min=0).sum(1).mean()
     torch.testing.assert_close(MultiLabelHinge()(u, target), expected)
-
-
-U, P, Y = torch.zeros(2, 3), torch.zeros(3, 2, 2), torch.zeros(2, 3, dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    ("parents", "scores", "target", "message"),
-    [
-        (None, U, Y + 2, "not 0 or 1"),
-        (None, U, Y[:, :2], "target of shape"),
-        (None, U, Y.double(), "neither integer nor bool"),
-        (None, (U, P), Y, "no tuple without a tree"),
-        ([-1, 0, 0], U, Y, "needs the scores"),
-        ([-1, 0], (U, P), Y, "tree of"),
-        ([-1, 0, 0], (U, P[:2]), Y, "pairwise scores of shape"),
-        ([-1, 2, 1], (U, P), Y, "cycle"),
-    ],
-)
-def test_bad_input_is_refused(parents, scores, target, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        MultiLabelHinge(parents)(scores, target)

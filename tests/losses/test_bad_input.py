@@ -1,0 +1,142 @@
+"""Scores, targets and options that no loss can take: an error that names them, before anything is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from proxsvm.losses import (
+    AveragePrecisionHinge,
+    BinaryCrossEntropy,
+    ChainCRF,
+    ChainHinge,
+    CrossEntropy,
+    GridHinge,
+    Huber,
+    L1Regression,
+    LovaszHinge,
+    MultiClassHinge,
+    MultiLabelHinge,
+    SmoothLoss,
+    SquaredError,
+    TreeCRF,
+    TreeHinge,
+)
+
+X, INDEX = torch.randn(3, 4), torch.tensor([0, 1, 2])
+COST = (1 - torch.eye(4)).index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(torch.nan))
+OPTIONS = {
+    "class weights of a matrix": (lambda: MultiClassHinge(weight=torch.ones(2, 2)), r"weight has shape \(2, 2\)"),
+    "negative class weights": (lambda: CrossEntropy(weight=torch.tensor([1.0, -1.0])), "finite numbers"),
+    "weights of other classes": (lambda: CrossEntropy(weight=torch.ones(3))(X, INDEX), "weight is for 3 classes"),
+    "a cost that is nan": (lambda: MultiClassHinge(COST), "finite and non-negative"),
+    "an infinite cost": (lambda: MultiClassHinge(COST.nan_to_num(torch.inf)), "finite and non-negative"),
+    "a negative cost": (lambda: ChainHinge(-torch.ones(3, 3)), "finite and non-negative"),
+    "a cost of the truth": (lambda: ChainHinge(torch.eye(3)), "zero diagonal"),
+    "a cost that is not square": (lambda: ChainHinge(torch.zeros(2, 3)), r"cost has shape \(2, 3\)"),
+    "label smoothing": (lambda: CrossEntropy(label_smoothing=1.5), "label_smoothing is 1.5"),
+    "delta": (lambda: Huber(0.0), "delta is 0.0"),
+    "negative pos_weight": (lambda: BinaryCrossEntropy(pos_weight=torch.tensor(-1.0)), "pos_weight is"),
+    "weights of another shape": (lambda: BinaryCrossEntropy(weight=torch.ones(7))(X, X.sigmoid()), "broadcasts to"),
+    "negative weights of a grid": (lambda: GridHinge(negative="ignore"), "expected 'refuse' or 'project'"),
+    "formula of another shape": (lambda: SmoothLoss(lambda u, y: u.square())(X, None), r"\(3, 4\); expected one per"),
+    "no formula": (lambda: SmoothLoss()(X, None), "must define formula"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_bad_options_are_named(case):
+    make, message = OPTIONS[case]
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        make()
+
+
+U, Y = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
+BITS, LABELS, RANKS = LovaszHinge(), MultiLabelHinge(), AveragePrecisionHinge()
+PAIRS, STAR = torch.zeros(3, 2, 2), MultiLabelHinge([-1, 0, 0])
+VECTORS = [
+    (BinaryCrossEntropy(), X, X + 9, r"outside \[0, 1\]"),
+    (CrossEntropy(), X, -X.abs(), "below 0"),
+    (CrossEntropy(), X, X.softmax(1)[:2], "class probabilities of shape"),
+    (SquaredError(), X, X[:2], "expected the same shape"),
+    (SquaredError(), X, [1.0], r"torch\.as_tensor"),
+    (L1Regression(), X, 3.0, r"torch\.as_tensor"),
+    *((loss, U, Y + 2, "not 0, 1") for loss in (BITS, RANKS)),
+    *((loss, U, Y[:, :2], "target of shape") for loss in (BITS, LABELS, RANKS)),
+    *((loss, U, Y.double(), "neither integer nor bool") for loss in (BITS, LABELS, RANKS)),
+    *((loss, U[:0], Y[:0], "at least one sample") for loss in (BITS, RANKS)),
+    (BITS, U[:, None], Y, "squeeze"),
+    (RANKS, U[0], Y[0], r"expected \[n, m\]"),
+    (LABELS, U, Y + 2, "not 0 or 1"),
+    (LABELS, (U, PAIRS), Y, "no tuple without a tree"),
+    (STAR, U, Y, "needs the scores"),
+    (MultiLabelHinge([-1, 0]), (U, PAIRS), Y, "tree of"),
+    (STAR, (U, PAIRS[:2]), Y, "pairwise scores of shape"),
+    (MultiLabelHinge([-1, 2, 1]), (U, PAIRS), Y, "cycle"),
+]
+
+
+def of(kinds, scores, *targets_and_messages):
+    return [(kind(), scores, target, message) for kind in kinds for target, message in targets_and_messages]
+
+
+U, P = torch.zeros(2, 3, 4), torch.zeros(4, 4)
+CHAINS, TREES = (ChainHinge, ChainCRF), (TreeHinge, TreeCRF)
+SEQUENCES = [
+    *of(
+        CHAINS,
+        (U, P),
+        (Y + 4, "label outside"),
+        (Y - 1, "label outside"),
+        ((Y, torch.tensor([0, 3])), "length outside"),
+        ((Y, torch.tensor([4, 3])), "length outside"),
+        ((Y, torch.tensor([3])), r"expected \(2,\) integers"),
+        ((Y, torch.ones(2, 4, dtype=torch.bool)), "got a mask of shape"),
+        ((Y, torch.zeros(2, 3, dtype=torch.bool)), "empty sample"),
+        (Y[:, :2], "got labels of shape"),
+        (Y.double(), "neither integer nor bool"),
+    ),
+    *of(CHAINS, (U, P[:3, :3]), (Y, "pairwise scores of shape")),
+    *of(CHAINS, U, (Y, "expected a tuple")),
+    *of(CHAINS, (U[0], P), (Y, "unary scores of")),
+    *of(CHAINS, (U, P, torch.zeros(3), None), (Y, "start scores")),
+    *of(CHAINS, (U, P, None, None, None), (Y, "got 5 scores")),
+    *of(
+        TREES,
+        (U, P),
+        ((Y, torch.tensor([[-1, 2, 1]] * 2)), "cycle"),
+        ((Y, torch.tensor([[-1, 1, 0]] * 2)), "cycle"),
+        ((Y, torch.tensor([[1, 2, 1]] * 2), torch.tensor([[True, False, False]] * 2)), "cycle"),  # behind the mask
+        ((Y, torch.tensor([[-1, 3, 0]] * 2)), "not a node"),
+        ((Y, torch.tensor([[-1, 2, 0]] * 2), torch.tensor([2, 2])), "not a node"),  # it is padding
+        ((Y, torch.tensor([-1, 0, 0])), "parents of shape"),
+        (Y, r"not \(labels, parents\)"),
+    ),
+]
+R, D, IMAGE = torch.zeros(2, 3, 3), torch.zeros(2, 2, 4), torch.zeros(2, 3, 4, dtype=torch.long)
+GRIDS = [
+    *of([GridHinge], U, (IMAGE, "expected a tuple")),
+    *of([GridHinge], (U, D, R), (IMAGE, "right and down of shapes")),
+    *of([GridHinge], (U[:, :1], R[:, :1], D[:, :0]), (IMAGE[:, :1], "ChainHinge")),
+    *of([GridHinge], (U, R - 2, D), (IMAGE, "not submodular")),
+    *of(
+        [GridHinge],
+        (U, R, D),
+        (IMAGE + 2, "not 0 or 1"),
+        (IMAGE[:, :2], "labels of shape"),
+        (IMAGE.double(), "neither integer nor bool"),
+        ((IMAGE, torch.ones(2, 3, 3, dtype=torch.bool)), "mask of"),
+        ((IMAGE, torch.zeros_like(IMAGE, dtype=torch.bool)), "without any pixel"),
+    ),
+]
+
+
+def name(case):
+    return f"{type(case[0]).__name__}-{case[3]}"
+
+
+@pytest.mark.parametrize("case", [*VECTORS, *SEQUENCES, *GRIDS], ids=name)
+def test_bad_input_is_refused(case):
+    loss, scores, target, message = case
+    with pytest.raises((ValueError, TypeError), match=message):
+        loss(scores, target)
