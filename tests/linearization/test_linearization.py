@@ -23,12 +23,15 @@ def linearised(model):
 
 @each_model
 def test_vjp_and_jvp_are_adjoint(model):
+    """Also where the first backward pass is recorded, and serves the jvp, too."""
     network, _, _, line = linearised(model)
+    *_, recorded = linearised(model)
     s = torch.randn_like(line.scores)
     d = [torch.randn_like(p) for p in network.parameters()]
-    left = sum((a * b).sum() for a, b in zip(line.vjp(s), d, strict=True))
-    right = (s * line.jvp(d)).sum()
-    assert left == pytest.approx(float(right), rel=1e-10)
+    for pulled, pushed in ((line.vjp(s), line.jvp(d)), (recorded.vjp(s, reuse=True), recorded.jvp(d))):
+        left = sum((a * b).sum() for a, b in zip(pulled, d, strict=True))
+        assert left == pytest.approx(float((s * pushed).sum()), rel=1e-10)
+        assert not any(x.requires_grad for x in pulled)
 
 
 @each_model
@@ -68,7 +71,7 @@ def test_nothing_but_the_one_forward_pass_is_left(model):
 @each_model
 def test_the_jacobian_is_the_matrix_of_both(model):
     network, _, _, line = linearised(model)
-    J = line.jacobian()
+    J = line.jacobian(chunk=7)
     d = [torch.randn_like(p) for p in network.parameters()]
     s = torch.randn_like(line.scores)
     torch.testing.assert_close(J @ torch.cat([x.reshape(-1) for x in d]), line.jvp(d).reshape(-1))

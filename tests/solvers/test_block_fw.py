@@ -26,7 +26,7 @@ from proxsvm.losses import (
 from proxsvm.metrics import FixedMetric
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, Trace
 from proxsvm.solvers._block.rows import MANY_ROWS, shuffled
-from tests.cases import LOSSES, MODELS, K, LossCase, each_loss, each_small_model, setting
+from tests.cases import LOSSES, MODELS, K, LossCase, setting
 
 # scores in one tensor, as from_features makes them
 FLAT = [case for case in LOSSES if isinstance(case.scores(torch.zeros(1, K)), torch.Tensor)]
@@ -56,16 +56,6 @@ def kinds(name: str, n: int = 30, sparse_rows: bool = False, lr: float = 5.0) ->
     x = torch.randn(n, 6) * (torch.rand(n, 6) < 0.6)
     y = torch.arange(n) % target if target else x.sum(1) + torch.randn(n)
     return ProxProblem.from_features(loss, x.to_sparse() if sparse_rows else x, y, lr=lr)
-
-
-@each_loss
-@each_small_model
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_on_a_network_it_reaches_1e_6(loss, model, weight_decay):
-    problem = setting(loss, model).problem(2.0, weight_decay, two=True)
-    point = BlockFW(tol=1e-6).solve(problem)
-    assert problem.relative_gap(point) <= 1e-6 + 1e-12
-    assert point.gap == pytest.approx(float(problem.gap(point)))
 
 
 @each_flat_loss

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
+from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import (
     LOSSES,
     MODELS,
@@ -113,14 +113,22 @@ def test_the_dual_never_decreases_and_the_gap_is_certified(loss, model, weight_d
         point = after
 
 
+CLOSING = [
+    (MultiStepFW(4000, tol=1e-3), 0.1),
+    (CorrectiveFW(2000, tol=1e-6, memory=100), 2.0),
+    (BlockFW(tol=1e-6), 2.0),
+]
+
+
 @each_loss
 @each_small_model
 @regularised
-def test_many_steps_close_the_gap(loss, model, weight_decay):
-    problem = setting(loss, model).problem(0.1, weight_decay)
-    point = MultiStepFW(max_steps=4000, tol=1e-3).solve(problem)
-    assert problem.relative_gap(point) <= 1e-3
-    assert point.gap == pytest.approx(float(problem.gap(point)))
+@pytest.mark.parametrize(("solver", "lr"), CLOSING, ids=[type(solver).__name__ for solver, _ in CLOSING])
+def test_the_gap_closes(loss, model, solver, lr, weight_decay):
+    problem = setting(loss, model).problem(lr, weight_decay, two=lr > 1)
+    point = solver.solve(problem)
+    assert problem.relative_gap(point) <= 1.01 * solver.tol
+    assert point.gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
 
 
 @each_loss
