@@ -269,6 +269,8 @@ class ProxProblem(Problem):
 
     def __init__(self, geometry: Geometry, origin: Origin, linearization: LinearMap) -> None:
         origin.check()
+        if origin.loss.reduction == "none":
+            raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         super().__init__(geometry)
         self.origin, self.linearization = origin, linearization
         self._floor: Tensor | None = None
@@ -303,8 +305,6 @@ class ProxProblem(Problem):
             sample_weight: ``[n]``, as in the loss.
         """
         scores, target = loss.prepare(scores, target)
-        if loss.reduction == "none":
-            raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         p = loss.coefficients(scores, target, sample_weight)
         geometry = Geometry(*flatten(params, lr, weight_decay, metric))
         return cls.of(Origin(loss, scores, target, p), geometry).observe()

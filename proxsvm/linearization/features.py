@@ -66,8 +66,6 @@ def linear(
         weight = torch.zeros(*out, X.shape[1], dtype=X.dtype, device=X.device)
     elif weight.shape[-1] != X.shape[1]:
         raise ValueError(f"weight has shape {tuple(weight.shape)}; expected [..., {X.shape[1]}], the features' F")
-    if loss.reduction == "none":
-        raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
     line = FeatureLinearization(X, weight.detach())
     scores, y = loss.prepare(line.scores, y)
     p = loss.coefficients(scores, y, sample_weight)
