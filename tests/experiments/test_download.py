@@ -8,7 +8,8 @@ import tarfile
 import threading
 import zipfile
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -18,29 +19,14 @@ SNLI = download.ARCHIVES["snli"]
 CIFAR = download.ARCHIVES["cifar100"]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.files``."""
-
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        content = self.server.files.get(self.path)
-        if content is None:
-            return self.send_error(404)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, tmp_path_factory):
+    """Serves the files of ``server.folder``."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.files, made.asked = {}, []
-        made.url = f"http://127.0.0.1:{made.server_port}/data"
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    folder = tmp_path_factory.mktemp("server")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder)) as made:
+        made.folder, made.url = folder, f"http://127.0.0.1:{made.server_port}"
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
         yield made
@@ -80,7 +66,7 @@ def offer(server, monkeypatch, content, name="snli", checksum=None):
     archive = download.ARCHIVES[name]
     checksum = checksum or "sha256:" + hashlib.sha256(content).hexdigest()
     monkeypatch.setitem(download.ARCHIVES, name, replace(archive, checksum=checksum))
-    server.files["/data/" + archive.url.rpartition("/")[2]] = content
+    (server.folder / archive.url.rpartition("/")[2]).write_bytes(content)
 
 
 def listing(folder):
@@ -97,8 +83,8 @@ def test_a_whole_set_arrives_and_is_readable(server, monkeypatch, tmp_path):
     train, _, _, vectors = snli.load(tmp_path, None, 0)
     assert len(train) == 500
     assert vectors.shape == (4, 2)
-    download.download("snli", tmp_path, server.url)
-    assert len(server.asked) == 2  # what is there is not asked for again
+    (server.folder / "snli_1.0.zip").unlink()
+    assert download.download("snli", tmp_path, server.url) == files  # what is there is not asked for again
 
 
 @pytest.mark.parametrize("here", [True, False])
