@@ -91,12 +91,6 @@ def on_dense_rows(loss: LossCase) -> tuple[float, float, float]:
     return (float(BlockFW(tol=1e-9).solve(problem).dual), *map(float, lams))
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_every_kind_of_step_on_sparse_rows_equals_dense(name):
-    dense, sparse_rows = (BlockFW(tol=1e-8).solve(kinds(name, sparse_rows=s)) for s in (False, True))
-    assert dense.dual == pytest.approx(float(sparse_rows.dual), rel=2e-8)
-
-
 def test_many_samples_are_shuffled_in_groups_that_change():
     rng, order = np.random.default_rng(0), np.arange(0, 4 * MANY_ROWS + 6, 2)
     for _ in range(3):
@@ -145,37 +139,33 @@ def test_a_warm_start_is_where_it_was_left(name):
     assert again.gap == pytest.approx(float(point.gap), abs=1e-9)
 
 
-@pytest.mark.parametrize("rows", [True, False], ids=["features", "network"])
-def test_a_start_outside_the_hull_is_refused(rows):
+def by_rows(loss, x, y, outputs=()):
+    return ProxProblem.from_features(loss, x, y, lr=3.0)
+
+
+def by_network(loss, x, y, outputs=()):
+    w = torch.zeros(*outputs, x.shape[1], requires_grad=True)
+    return ProxProblem.from_scores(loss, x @ w.mT if outputs else x @ w, y, [w], lr=3.0)
+
+
+either_way = pytest.mark.parametrize("problem_of", [by_rows, by_network])
+
+
+@either_way
+def test_a_start_outside_the_hull_is_refused(problem_of):
     x, y = torch.randn(8, 3), torch.randn(8)
-    w = torch.zeros(3, requires_grad=True)
-    points = []
-    for tau in (0.9, 0.1):
-        loss = QuantileRegression(tau)
-        problem = (
-            ProxProblem.from_features(loss, x, y, lr=3.0)
-            if rows
-            else ProxProblem.from_scores(loss, x @ w, y, [w], lr=3.0)
-        )
-        points.append((problem, BlockFW().solve(problem)))
-    (_, old), (problem, point) = points
+    other, problem = (problem_of(QuantileRegression(tau), x, y) for tau in (0.9, 0.1))
+    old, atom = (BlockFW().solve(each).atom for each in (other, problem))
     with pytest.raises(ValueError, match="not a dual point of this QuantileRegression"):
-        BlockFW().solve(problem, start=old.atom)
+        BlockFW().solve(problem, start=old)
     with pytest.raises(ValueError, match="same samples"):
-        BlockFW().solve(problem, start=Atom(point.atom.s[:4], point.atom.offset[:4]))
+        BlockFW().solve(problem, start=Atom(atom.s[:4], atom.offset[:4]))
 
 
-@pytest.mark.parametrize("rows", [True, False], ids=["features", "network"])
-def test_a_negative_gap_is_never_reported(rows):
+@either_way
+def test_a_negative_gap_is_never_reported(problem_of):
     """Of a loss without a closed hull it shows that the start is not feasible."""
-    x, y = torch.randn(8, 3), torch.arange(8) % 3
-    w = torch.zeros(3, 3, requires_grad=True)
-    loss = WestonWatkinsHinge()
-    problem = (
-        ProxProblem.from_features(loss, x, y, lr=3.0)
-        if rows
-        else ProxProblem.from_scores(loss, x @ w.t(), y, [w], lr=3.0)
-    )
+    problem = problem_of(WestonWatkinsHinge(), torch.randn(8, 3), torch.arange(8) % 3, (3,))
     atom = BlockFW().solve(problem).atom
     with pytest.raises(RuntimeError, match=r"below 0.*or the start is not a point"):
         BlockFW().solve(problem, start=Atom(atom.s, atom.offset + 1.0))
@@ -340,15 +330,3 @@ def test_from_features_says_what_is_wrong(features, target, options, message):
         ProxProblem.from_features(L1Regression(), features, target, lr=1.0, **options)
     with pytest.raises(ValueError, match="not 'none'"):
         ProxProblem.from_features(L1Regression(reduction="none"), torch.zeros(3, 2), torch.zeros(3), lr=1.0)
-
-
-def test_the_svm_is_one_proximal_problem():
-    """½‖w‖² + C Σ ℓ is the problem's primal times η = N·C."""
-    rng = np.random.default_rng(0)
-    x, y, C = rng.standard_normal((20, 3)), rng.integers(3, size=20), 0.7
-    problem = ProxProblem.from_features(MultiClassHinge(), torch.tensor(x), torch.tensor(y), lr=20 * C)
-    point = BlockFW().solve(problem)
-    w = problem.displacement(point)[0].numpy()
-    scores = x @ w.T
-    hinge = (scores + 1 - np.eye(3)[y]).max(1) - scores[np.arange(20), y]
-    assert (w**2).sum() / 2 + C * hinge.sum() == pytest.approx(20 * C * float(problem.primal(point)))
