@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.config import known
+from experiments.task import need
 
 PIXELS = 3 * 32 * 32
 RECORDS = (50_000, 10_000)  # training and test images of the official files
@@ -34,12 +35,8 @@ class Images:
 
 def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file of n = ``records`` images."""
-    if not file.exists():
-        raise FileNotFoundError(
-            f"{file} is missing. Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it, "
-            "and pass the folder that contains it: --data DIR"
-        )
-    raw = np.fromfile(file, np.uint8)
+    how = "Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it."
+    raw = np.fromfile(need(file, how), np.uint8)
     if len(raw) != records * (header + PIXELS):
         raise ValueError(
             f"{file} has {len(raw)} bytes, {len(raw) / (header + PIXELS):g} images; expected {records}: is it whole, "

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import torch
 from matplotlib import rcParams
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
 
+from experiments import tabular
 from experiments.demo_words import LENGTH, Reader, WordHinge, words
 from proxsvm import ProxOptimizer
 from proxsvm.losses import ConvexLoss, CrossEntropy
@@ -48,10 +48,8 @@ METHODS: dict[str, tuple[int, str, str, Make]] = {  # passes through the network
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1,297 training and 500 test images of 8×8, embedded in scikit-learn: pixels ``[n, 64]`` from -1 to 1."""
-    images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    x, y = torch.tensor(images, dtype=torch.float32)[order] / 8 - 1, torch.tensor(labels)[order]
+    """1,297 training and 500 test images of 8×8."""
+    x, y = tabular.digits()
     return x[500:], y[500:], x[:500], y[:500]
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.models import SentencePairBiLSTM
+from experiments.task import need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
@@ -174,9 +175,7 @@ class WordPairModel(SentencePairBiLSTM):
 
 
 def _lines(file: Path, how: str) -> Iterable[str]:
-    if not file.exists():
-        raise FileNotFoundError(f"{file} is missing. {how}; --data DIR is the folder")
-    with file.open(encoding="utf-8", newline="\n") as lines:
+    with need(file, f"{how}.").open(encoding="utf-8", newline="\n") as lines:
         yield from lines
 
 

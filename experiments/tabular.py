@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from pandas import DataFrame, read_csv
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
+
+from experiments.task import need
 
 CALIFORNIA = [  # the columns of the files, the target last
     *("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"),
@@ -89,6 +92,13 @@ def load(data: Path, name: str, seed: int = 0) -> tuple[Table, Table, Table]:
     return part(train), part(val), part(test)
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    """1,797 images of 8 × 8, embedded in scikit-learn, in one random order: pixels ``[n, 64]`` from -1 to 1, labels."""
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(images, dtype=torch.float32)[order] / 8 - 1, torch.tensor(labels)[order]
+
+
 def mlp(inputs: int, width: int = 128, depth: int = 2, dropout: float = 0.0) -> nn.Sequential:
     """``depth`` hidden ReLU layers of ``width`` units, perhaps with dropout, and one output.
 
@@ -104,8 +114,7 @@ def mlp(inputs: int, width: int = 128, depth: int = 2, dropout: float = 0.0) -> 
 
 def read(file: Path, names: list[str], name: str) -> DataFrame:
     """The rows of a comma-separated file, with its header if it has one."""
-    if not file.exists():
-        raise FileNotFoundError(f"{file} is missing. {HOW[name]}; --data DIR is the folder")
+    need(file, f"{HOW[name]}.")
     own = {"header": 0} if name == "bike" else {"names": names, "index_col": False}
     try:
         rows = read_csv(file, **own)

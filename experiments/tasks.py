@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from experiments import cifar, lm, snli, tabular
@@ -78,11 +77,9 @@ def rows(config: Config) -> Task:
 
 
 def digits(config: Config) -> Task:
-    """1,797 images of 8 × 8, embedded in scikit-learn: an MLP fits the training images, and their loss goes to 0."""
+    """An MLP fits the training images, and their loss goes to 0."""
     known("model", config.model, ["mlp"])
-    images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    x, y = torch.tensor(images, dtype=torch.float32)[order] / 8 - 1, torch.tensor(labels)[order]
+    x, y = tabular.digits()
     parts = [tabular.Table(x[at], y[at], 0.0, 1.0) for at in (slice(800, None), slice(400), slice(400, 800))]
     return Task(
         *parts,
