@@ -106,16 +106,12 @@ class Newton:
         """(∂s/∂v) times ``moved``, the change of the scores."""
         if self.rivals is not None:
             return self._against_truth(((s > 0) & (s < 1)) * self._from_truth(moved) / self.h)
-        if self.closed:
-            return self._flat(self.hull.tangent(self._shaped(s), self._shaped(moved)[None])[0]) / self.h
         if isinstance(self.hull, EntropySimplex):
             q = self.hull.q.t()
             alpha = s + q
             return alpha * (moved - (alpha * moved).sum(0) / q.sum(0).clamp(min=1e-300))
-        s_ = self._shaped(s)  # a box under a paraboloid
-        free = self._flat((s_ > self.hull.low) & (s_ < self.hull.high))
-        free = free & (s != 0) if getattr(self.hull, "band", 0.0) else free
-        return free.to(s) * moved / float(self.hull.ridge)
+        free: Tensor = self.hull.tangent(self._shaped(s), self._shaped(moved)[None])[0]
+        return self._flat(free) / (self.h if self.closed else self.hull.ridge)
 
     def _direction(self, gradient: Tensor) -> Tensor:
         """−Hessian⁻¹ gradient; the Hessian is scaled to a unit diagonal first, whatever the features' scales are."""
