@@ -151,27 +151,9 @@ class WordPairModel(SentencePairBiLSTM):
         self.register_buffer("vectors", vectors, persistent=False)
 
     def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The states of the packed sequences; on the CPU from padded ones, whose kernel is faster.
-
-        The shorter and the longer half of the sentences are processed one after the other, for less padding.
-        """
-        if words.device.type != "cpu":
+        """In float32: oneDNN has no bfloat16 LSTM for CPUs without AVX-512."""
+        with torch.autocast(words.device.type, enabled=False):
             return super().encode(self.vectors[words], lengths)
-        order = lengths.argsort()
-        halves = [self._padded(words[half, : int(lengths[half].max())], lengths[half]) for half in order.chunk(2)]
-        return torch.cat(halves)[order.argsort()]
-
-    def _padded(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The backward LSTM reads each sentence reversed, so that padding comes last in both directions."""
-        at = torch.arange(words.shape[1])
-        turned = words.gather(1, (lengths[:, None] - 1 - at).clamp(min=0))
-        zero = self.vectors.new_zeros(1, len(words), self.lstm.hidden_size)
-        sides = []
-        for ids, weights in zip((words, turned), self.lstm.all_weights, strict=True):
-            with torch.autocast("cpu", enabled=False):  # oneDNN has no bfloat16 LSTM for CPUs without AVX-512
-                inputs = self.vectors[ids], (zero, zero), list(weights)
-                sides.append(torch.lstm(*inputs, True, 1, 0.0, self.training, False, True)[0])
-        return torch.cat(sides, 2).masked_fill((at >= lengths[:, None])[:, :, None], -torch.inf).max(1).values
 
 
 def _lines(file: Path, how: str) -> Iterable[str]:
