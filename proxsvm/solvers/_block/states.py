@@ -55,35 +55,28 @@ class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
     def __init__(self, hull: Box) -> None:
-        self.low, self.high, self.center = (to_numpy(flatten(x)) for x in (hull.low, hull.high, hull.center))
-        self.band, self.ridge = float(hull.band), float(hull.ridge)
-        self.s = np.zeros_like(self.center)
+        low, high, center = (flatten(x).cpu().double() for x in (hull.low, hull.high, hull.center))
+        self.hull = Box(low, high, center, float(hull.band), float(hull.ridge))
+        self.s = np.zeros(center.shape)
 
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible s, without its rounding errors."""
-        self.s = np.clip(atom.s, self.low, self.high)
+        self.s = np.clip(atom.s, self.hull.low.numpy(), self.hull.high.numpy())
 
     def combination(self) -> FlatAtom:
         """s and c."""
-        return FlatAtom(self.s, self._worth(self.s, -self.center).sum(1))
-
-    def _worth(self, s: Array, residual: Array) -> Array:
-        worth: Array = s * residual - self.band * np.abs(s) - self.ridge / 2 * s**2
-        return worth
+        return FlatAtom(self.s, self.hull.lift(torch.as_tensor(self.s)).numpy())
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`."""
-        residual = v - self.center
-        size = np.maximum(np.abs(residual) - self.band, 0.0)
-        size = size / self.ridge if self.ridge else np.where(size > 0, np.inf, 0.0)
-        best = np.clip(np.copysign(size, residual), self.low, self.high)
-        now = self._worth(self.s, residual)
-        return (self._worth(best, residual) - now).sum(1), (now - self.s * v / 2).sum(1)
+        scores, c, along = torch.as_tensor(v), self.combination().offset, (self.s * v).sum(1)
+        return self.hull.best(scores).value_at(scores).numpy() - (c + along), c + along / 2
 
     def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
-        hull = self.low, self.high, self.center, self.band, self.ridge
-        return loops.box_sweep(order, model, hull, self.s)
+        hull = self.hull
+        bounds = hull.low.numpy(), hull.high.numpy(), hull.center.numpy(), hull.band, hull.ridge
+        return loops.box_sweep(order, model, bounds, self.s)
 
 
 class EntropyState(BlockState):
