@@ -19,15 +19,15 @@ from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
 
 from experiments import tabular
-from experiments.demo_words import LENGTH, Reader, WordHinge, words
 from proxsvm import ProxOptimizer
-from proxsvm.losses import ConvexLoss, CrossEntropy
+from proxsvm.losses import ChainHinge, ConvexLoss, CrossEntropy
 from proxsvm.metrics import Diagonal, Euclidean, Metric
 from proxsvm.solvers import CorrectiveFW, DualSolver, SingleStepFW, Trace
 from proxsvm.verification import Report, verify
 
 ETAS = [10.0**k for k in range(-3, 4)]
 ORANGE, PURPLE, GREEN, GREY, BLUE, RED = "#d95f02", "#7570b3", "#1b9e77", "#777777", "#1f6fb4", "#d62728"
+LENGTH, NOISE = 12, 1.1  # of a word; the standard deviation of its noise, on pixels from -1 to 1
 Make: TypeAlias = Callable[[ConvexLoss, list[nn.Parameter], float], Optimizer]
 Found: TypeAlias = dict[str, Tensor]
 
@@ -76,6 +76,34 @@ def fit(model: nn.Module, loss: nn.Module, optimizer: Optimizer, x: Tensor, y: T
         optimizer.eval()
 
 
+class Reader(nn.Module):
+    """Scores for a ``ChainHinge``: of letters ``[n, T, K]``, by a network that sees one at a time, and of pairs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.pairs = nn.Parameter(torch.zeros(10, 10))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network(x), self.pairs
+
+
+def words(images: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``count`` words, each letter a random image of its digit, with noise: ``[count, T, 64]`` and ``[count, T]``.
+
+    The digit d is followed by 2d or 2d + 1 (mod 10). The model is not told: it learns a score for each pair of digits.
+    """
+    letters = [torch.randint(10, (count,), generator=generator)]
+    while len(letters) < LENGTH:
+        letters.append((2 * letters[-1] + torch.randint(2, (count,), generator=generator)) % 10)
+    word = torch.stack(letters, 1)
+    x = torch.empty(count, LENGTH, images.shape[1])
+    for digit in range(10):
+        here, of_digit = word == digit, images[labels == digit]
+        x[here] = of_digit[torch.randint(len(of_digit), (int(here.sum()),), generator=generator)]
+    return x + NOISE * torch.randn(x.shape, generator=generator), word
+
+
 def accuracies(seeds: int, epochs: int) -> Found:
     """Test accuracies on the digits in percent, ``[η, seed]`` per method: an MLP, the cross-entropy, a constant η."""
     x, y, x_test, y_test = digits()
@@ -96,10 +124,10 @@ def read_words(count: int, epochs: int) -> tuple[Tensor, Found]:
     x_test, truth = words(test_images, test_labels, 500, generator)
     alone, reader = mlp(seed=0), Reader(mlp(seed=0))
     per_letter = (alone, CrossEntropy(), x.flatten(0, 1), word.flatten(), 32 * LENGTH)
-    structured = (reader, WordHinge(), x, word, 32)
+    structured = (reader, ChainHinge(), x, word, 32)
     for model, loss, inputs, target, batch in tqdm([per_letter, structured], desc="words", unit="run"):
         fit(model, loss, ADAPTIVE(loss, list(model.parameters()), 0.01), inputs, target, epochs, batch)
-    decoded = WordHinge().decode(reader(x_test))
+    decoded = ChainHinge().decode(reader(x_test))
     return x_test, {"truth": truth, "without": alone(x_test).argmax(2), "with": decoded}
 
 

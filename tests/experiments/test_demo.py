@@ -1,38 +1,12 @@
 """The demo on a small scale: what its picture claims must hold there, too."""
 
-import itertools
 import sys
 
 import pytest
 import torch
 
 from experiments import demo
-from experiments.demo_words import LENGTH, WordHinge, words
-from proxsvm.verification import check_loss
-
-
-def scores_and_words(n: int = 6, length: int = 4, letters: int = 3):
-    scores = torch.randn(n, length, letters, dtype=torch.double), torch.randn(n, letters, letters, dtype=torch.double)
-    return scores, torch.randint(letters, (n, length))
-
-
-@pytest.mark.parametrize("augmented", [False, True])
-def test_the_decoder_finds_the_best_of_all_words(augmented):
-    scores, target = scores_and_words()
-    loss = WordHinge()
-
-    def value(word):
-        phi = loss.features(word, scores)
-        total = sum((a * b).flatten(1).sum(1) for a, b in zip(phi, scores, strict=True))
-        return total + loss.cost(word, target) * augmented
-
-    every = torch.stack([value(torch.tensor(w).expand(6, 4)) for w in itertools.product(range(3), repeat=4)])
-    found = value(loss.decode(scores, target if augmented else None))
-    torch.testing.assert_close(found, every.amax(0))
-
-
-def test_the_hinge_of_words_is_what_it_says():
-    check_loss(WordHinge(), *scores_and_words())
+from experiments.demo import LENGTH, words
 
 
 def test_words_follow_the_rule_and_show_their_digits():
