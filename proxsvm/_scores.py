@@ -9,8 +9,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.tensors import widened as widened
-
 Scores: TypeAlias = "Tensor | tuple[Tensor, ...]"
 T = TypeVar("T")
 
@@ -31,6 +29,11 @@ def detached(scores: T) -> T:
     """``scores`` without their graph, in the same structure."""
     given: Any = scores
     return cast(T, like(given, tuple(u.detach() for u in parts(given))))
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` as float32 where it has half precision: a value is a sum of many terms."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
