@@ -129,7 +129,7 @@ def test_what_is_learnt_of_the_curvature_is_exact_on_the_moves_and_nowhere_above
 
 @pytest.mark.parametrize("kind", [SquaredError, Huber, SquaredHinge])
 def test_squared_losses_use_what_is_learnt_of_the_curvature(kind):
-    """With the oracle's atoms alone it takes 74 steps and more."""
+    """With the oracle's atoms alone it takes 70 steps and more."""
     case = next(case for case in LOSSES if isinstance(case.loss(), kind))
     problem = setting(case, MODELS[1], n=40).problem(20.0)
     assert problem.relative_gap(CorrectiveFW(max_steps=30, tol=0.0).solve(problem)) <= 1e-6
