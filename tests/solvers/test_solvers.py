@@ -178,9 +178,3 @@ def test_a_step_that_cannot_help_has_gamma_zero():
     problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
     best = ExactQP().solve(problem)
     assert problem.line_search(best, problem.start()) == 0
-
-
-@pytest.mark.parametrize(("options", "message"), [({"max_steps": 0}, "max_steps is 0"), ({"tol": -1.0}, "tol is -1")])
-def test_multi_step_refuses_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        MultiStepFW(**options)
