@@ -325,9 +325,9 @@ class Box(ClosedHull):
 
     def lift(self, s: Tensor) -> Tensor:
         """−⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
-        return self._worth(s, -self.center)
+        return self.worth(s, -self.center)
 
-    def _worth(self, s: Tensor, residual: Tensor) -> Tensor:
+    def worth(self, s: Tensor, residual: Tensor) -> Tensor:
         """⟨s, residual⟩ − band ‖s‖₁ − (ridge/2) ‖s‖², ``[n]``."""
         worth = s * residual - self.band * s.abs() - self.ridge / 2 * s.square()
         return worth.reshape(len(s), -1).sum(1)
@@ -338,7 +338,7 @@ class Box(ClosedHull):
         shrunk = F.softshrink(residual, self.band)
         steep = shrunk / self.ridge if self.ridge else torch.where(shrunk == 0, 0.0, shrunk * torch.inf)
         s = steep.clamp(self.low, self.high)
-        return Atom(s, self.lift(s), self._worth(s, residual))
+        return Atom(s, self.lift(s), self.worth(s, residual))
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The residual v − center, shrunk by the band, divided by ridge + h and clipped."""

@@ -69,8 +69,9 @@ class BoxState(BlockState):
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`."""
-        scores, c, along = torch.as_tensor(v), self.combination().offset, (self.s * v).sum(1)
-        return self.hull.best(scores).value_at(scores).numpy() - (c + along), c + along / 2
+        scores, s = torch.as_tensor(v), torch.as_tensor(self.s)
+        now = self.hull.worth(s, scores - self.hull.center)  # from residuals: the last digits decide when to stop
+        return (self.hull.best(scores).value_at(scores) - now).numpy(), (now - (s * scores).sum(1) / 2).numpy()
 
     def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
