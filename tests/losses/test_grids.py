@@ -151,6 +151,7 @@ Y = torch.zeros(2, 3, 4, dtype=torch.long)
 BAD = {
     "no weights": (U, Y, "expected a tuple"),
     "weights of another shape": ((U, D, R), Y, "right and down of shapes"),
+    "integer scores": ((U.long(), R, D), Y, "expected floating-point"),
     "a line": ((U[:, :1], R[:, :1], D[:, :0]), Y[:, :1], "ChainHinge"),
     "a label of 2": ((U, R, D), Y + 2, "not 0 or 1"),
     "labels of another shape": ((U, R, D), Y[:, :2], "labels of shape"),
