@@ -52,7 +52,7 @@ class Dependencies(PartStructure):
                 kinds = torch.where(word, integer_target(name, more[0], (B, N - 1), "labels"), 0)
             require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
             phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
-        return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)
+        return u.masked_fill(~arcs, FORBIDDEN), Parts(phi, sizes)
 
     def check(self, name: str, heads: Tensor, word: Tensor) -> None:
         """Raise ValueError unless the heads ``[B, T]`` are a tree with one child of the root."""

@@ -39,13 +39,13 @@ class SpanningTree(Dependencies):
     def _log_z(self, u: Tensor, target: Parts) -> Tensor:
         """log det [[0, −r], [e₁, L]] with the weights r of the root's arcs and the Laplacian L of the words.
 
-        It is the determinant of L with r in its first row, in the shape of the scores: nothing is sliced.
+        It is the determinant of L with r in its first row, in the shape of the scores.
         """
         node = torch.arange(u.shape[1], device=u.device)
         most = u.detach().amax(1)
         most = torch.where(most > FORBIDDEN / 2, most, 0.0)  # every word has one head: a column may be shifted
         weights = (u - most[:, None]).double().exp()
-        into = (node > 0).double() @ weights + ~before(len(node), target.sizes + 1)
+        into = weights[:, 1:].sum(1) + ~before(len(node), target.sizes + 1)
         e1 = ((node[:, None] == 1) & (node == 0)).double().expand_as(weights)
         sign, log_det = torch.linalg.slogdet(e1.diagonal_scatter(into, 0, 1, 2) - weights)
         return torch.where(sign > 0, log_det + most.double().sum(1), FORBIDDEN).to(u.dtype)
