@@ -208,10 +208,10 @@ def exchange(
     """:func:`step` from the labelling ``down`` to ``up``, whose ds and de have few entries; ``de`` is 0 again after."""
     T, square = len(v), 0.0
     differ = np.flatnonzero(up != down)
-    for t in differ:
+    for q in differ:
         for r in differ:
-            same = 1.0 * (up[t] == up[r]) + 1.0 * (down[t] == down[r])
-            square += G[t, r] * (same - 1.0 * (up[t] == down[r]) - 1.0 * (down[t] == up[r]))
+            same = 1.0 * (up[q] == up[r]) + 1.0 * (down[q] == down[r])
+            square += G[q, r] * (same - 1.0 * (up[q] == down[r]) - 1.0 * (down[q] == up[r]))
     for t in range(1, T):
         de[up[t - 1], up[t]] += 1.0
         de[down[t - 1], down[t]] -= 1.0

@@ -168,6 +168,18 @@ def test_bad_grids_are_refused(case):
         GridHinge()(given_scores, target)
 
 
+def test_minus_infinity_forbids_a_one():
+    unary, right, down = scores()
+    unary[:, 1, 1] = -torch.inf
+    leaf, zeros = unary.requires_grad_(), torch.zeros(2, 3, 3, dtype=torch.long)
+    assert not GridHinge().decode((unary, right, 9 + down))[:, 1, 1].any()
+    value = GridHinge()((leaf, right, down), zeros)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert value.isfinite()
+    assert not gradient[:, 1, 1].any()
+    assert GridHinge()((unary, right, down), zeros + 1) == torch.inf
+
+
 def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match="expected 'refuse' or 'project'"):
         GridHinge(negative="ignore")
