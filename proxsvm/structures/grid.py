@@ -15,15 +15,10 @@ from proxsvm.structures.combinatorial import Array, scipy_cut
 
 
 class Image(NamedTuple):
-    """The labels of B images, ``[B, H, W]``; pixels outside the mask do not exist."""
+    """The labels of B images, ``[B, H, W]``, and which of their pixels, pairs to the right and pairs below exist."""
 
     labels: Tensor
-    mask: Tensor
-
-    def inside(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which pixels, horizontal pairs and vertical pairs are inside the mask."""
-        m = self.mask
-        return m, m[:, :, :-1] & m[:, :, 1:], m[:, :-1] & m[:, 1:]
+    inside: tuple[Tensor, Tensor, Tensor]
 
 
 class Grid(Structure):
@@ -68,15 +63,14 @@ class Grid(Structure):
             raise ValueError(f"{given}; expected what expands to {shapes[0]} and {shapes[1]}") from error
         labels, mask = unpack(target, None)
         every = torch.ones_like(unary, dtype=torch.bool)
-        mask = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
-        require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
-        y = torch.where(mask, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
+        m = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
+        require(m.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
+        y = torch.where(m, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
         require((y == 0) | (y == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
-        unary, *pairs = (
-            torch.where(m, torch.where(u.isinf(), torch.nan, u), 0.0)
-            for m, u in zip(Image(y, mask).inside(), (unary, *pairs), strict=True)
-        )
-        return (unary, *self._positive(name, pairs)), Image(y, mask)
+        inside = m, m[:, :, :-1] & m[:, :, 1:], m[:, :-1] & m[:, 1:]
+        finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
+        unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
+        return (unary, *self._positive(name, pairs)), Image(y, inside)
 
     def _positive(self, name: str, weights: list[Tensor]) -> list[Tensor]:
         """Weights ≥ 0, or an error."""
@@ -92,16 +86,16 @@ class Grid(Structure):
         """φ: the label of each pixel, and for each pair whether the two agree."""
         z = target.labels
         agree = (z, z[:, :, :-1] == z[:, :, 1:], z[:, :-1] == z[:, 1:])
-        return tuple((f * m).to(scores[0]) for f, m in zip(agree, target.inside(), strict=True))
+        return tuple((f * m).to(scores[0]) for f, m in zip(agree, target.inside, strict=True))
 
     def cost(self, target: Image, scores: Any, table: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Δ: the number of wrong pixels."""
         super().cost(target, scores, table)
-        return ((1 - 2 * target.labels) * target.mask).to(scores[0]), None, None
+        return ((1 - 2 * target.labels) * target.inside[0]).to(scores[0]), None, None
 
     def size(self, target: Image, scores: Any) -> Tensor:
         """The number of pixels."""
-        return target.mask.flatten(1).sum(1).to(scores[0])
+        return target.inside[0].flatten(1).sum(1).to(scores[0])
 
     def labels(self, phi: Any, target: Image) -> Tensor:
         """The image ``[B, H, W]``."""
@@ -113,5 +107,5 @@ class Grid(Structure):
         each_score = unary, *self._positive("Grid", pairs)
         arrays = [u.double().nan_to_num().cpu().numpy() for u in each_score]  # where one is NaN, the loss is
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
-        labels = torch.stack(found).to(unary.device).long() * target.mask
+        labels = torch.stack(found).to(unary.device).long() * target.inside[0]
         return self.features(target._replace(labels=labels), scores)
