@@ -192,7 +192,7 @@ def sweep_likelihood(
 
 @njit
 def evaluate(v: Array, A: Array, paths: Array, value: Array) -> None:
-    """The score of each labelling ``paths[:, m]``."""
+    """The score of each labelling ``paths[:, m]``, for as many as ``value`` has entries."""
     value[:] = 0.0
     for t in range(len(v)):
         for m in range(len(value)):
@@ -202,49 +202,96 @@ def evaluate(v: Array, A: Array, paths: Array, value: Array) -> None:
 
 
 @njit
+def exchange(
+    G: Array, up: Array, down: Array, gain: float, C: float, limit: float, v: Array, A: Array, de: Array, moved: Array
+) -> float:
+    """:func:`step` from the labelling ``down`` to ``up``, whose ds and de have few entries; ``de`` is 0 again after."""
+    T, square = len(v), 0.0
+    differ = np.flatnonzero(up != down)
+    for q in differ:
+        for r in differ:
+            same = 1.0 * (up[q] == up[r]) + 1.0 * (down[q] == down[r])
+            square += G[q, r] * (same - 1.0 * (up[q] == down[r]) - 1.0 * (down[q] == up[r]))
+    for t in range(1, T):
+        de[up[t - 1], up[t]] += 1.0
+        de[down[t - 1], down[t]] -= 1.0
+    for t in range(1, T):
+        square += de[up[t - 1], up[t]] - de[down[t - 1], down[t]]  # the sum of all squares
+    gamma = limit
+    if gain < limit * C * square:
+        gamma = gain / (C * square)
+    for t in range(1, T):
+        de[up[t - 1], up[t]] = de[down[t - 1], down[t]] = 0.0
+        A[up[t - 1], up[t]] -= C * gamma
+        A[down[t - 1], down[t]] += C * gamma
+    for r in differ:
+        moved[r, up[r]] += gamma
+        moved[r, down[r]] -= gamma
+        for t in range(T):
+            v[t, up[r]] -= C * gamma * G[t, r]
+            v[t, down[r]] += C * gamma * G[t, r]
+    return gamma
+
+
+@njit
 def sweep_hinge(
     x: Sequences, order: Array, gaps: Array, W: Array, A: Array, C: float, move: bool, costs: Array, state: Any
 ) -> None:
     """At most ten pairwise steps over a sequence's working set, which the best labelling has joined where it has space.
 
     ``costs``: of each label at each position, ``[N, K]``; ``state``: the working sets, ``[N, M]``, and their weights,
-    ``[n, M]``.
+    ``[n, M]``, of which those above 0 come first.
     """
     (paths, weight), K, longest = state, len(A), (x.starts[1:] - x.starts[:-1]).max()
-    G_, buffer, de = np.empty((longest, longest)), np.zeros(len(W)), np.empty((K, K))
-    buffers, best_, value = np.empty((4, longest, K)), np.empty(longest, np.int64), np.empty(weight.shape[1])
+    G_, buffer, de, values = np.empty((longest, longest)), np.zeros(len(W)), np.zeros((K, K)), np.empty(weight.shape[1])
+    buffers, labels = np.empty((3, longest, K)), np.empty((3, longest), np.int64)
     for i in order:
         first, T, a = x.starts[i], x.starts[i + 1] - x.starts[i], weight[i]
-        v, alpha, ds, moved = buffers[0, :T], buffers[1, :T], buffers[2, :T], buffers[3, :T]
-        path, best, G = paths[first : first + T], best_[:T], G_[:T, :T]
+        v, alpha, moved = buffers[0, :T], buffers[1, :T], buffers[2, :T]
+        path, G, best, up, down = paths[first : first + T], G_[:T, :T], labels[0, :T], labels[1, :T], labels[2, :T]
+        n = (a > 0).sum()
         scores(x, first, T, W, v)
         v += costs[first : first + T]
         top = viterbi(v, A, alpha, best)
-        evaluate(v, A, path, value)
-        gain = top - (a * value).sum()
+        evaluate(v, A, path, values[:n])
+        gain = top - (a[:n] * values[:n]).sum()
         gaps[i] = gain
         if not move or gain <= 1e-12 * abs(top):
             continue
-        free = np.where(a > 0, np.inf, value).argmin()
-        if top > value.max() and a[free] == 0.0:
-            path[:, free] = best
+        if top > values[:n].max() and n < len(a):
+            path[:, n] = best
+            n += 1
+        value = values[:n]
         gram(x, first, T, buffer, G)
         moved[:] = 0.0
         for _ in range(10):
             evaluate(v, A, path, value)
-            up, down = value.argmax(), np.where(a > 0, value, np.inf).argmin()
-            rise = value[up] - value[down]
+            u, d = value.argmax(), np.where(a[:n] > 0, value, np.inf).argmin()
+            rise = value[u] - value[d]
             if rise <= 0.1 * gain:
                 break
-            ds[:] = 0.0
-            de[:] = 0.0
-            for t in range(T):
-                ds[t, path[t, up]] += 1.0
-                ds[t, path[t, down]] -= 1.0
-                if t > 0:
-                    de[path[t - 1, up], path[t, up]] += 1.0
-                    de[path[t - 1, down], path[t, down]] -= 1.0
-            gamma = step(G, ds, de, rise, C, a[down], v, A, moved)
-            a[up] += gamma
-            a[down] -= gamma
+            up[:] = path[:, u]
+            down[:] = path[:, d]
+            gamma = exchange(G, up, down, rise, C, a[d], v, A, de, moved)
+            a[u] += gamma
+            a[d] -= gamma
         update(x, first, T, W, moved, -C)
+        kept = 0
+        for m in range(n):
+            if a[m] > 0:
+                a[kept] = a[m]
+                path[:, kept] = path[:, m]
+                kept += 1
+        a[kept:n] = 0.0
+
+
+@njit
+def expected_labels(x: Sequences, state: Any, mu: Array, e: Array) -> None:
+    """Add the weighted counts over the working sets: of labels to ``mu``, ``[N, K]``, of pairs to ``e``, ``[K, K]``."""
+    paths, weight = state
+    for i in range(len(weight)):
+        for m in range((weight[i] > 0).sum()):
+            for t in range(x.starts[i], x.starts[i + 1]):
+                mu[t, paths[t, m]] += weight[i, m]
+                if t > x.starts[i]:
+                    e[paths[t - 1, m], paths[t, m]] += weight[i, m]

@@ -37,7 +37,8 @@ def check_sizes(name: str, given: Any, most: tuple[int, ...], like: Tensor) -> T
     sizes = torch.as_tensor(given, device=like.device)
     if sizes.is_floating_point() or sizes.dtype == torch.bool or sizes.shape != shape:
         raise ValueError(f"{name} got lengths of {tuple(sizes.shape)}, {sizes.dtype}; expected {shape} integers")
-    require((sizes >= 1) & (sizes <= limit), f"{name} got a length outside [1, {most}]: leave out empty samples")
+    longest = " × ".join(map(str, most))
+    require((sizes >= 1) & (sizes <= limit), f"{name} got a length outside [1, {longest}]: leave out empty samples")
     return sizes.long()
 
 

@@ -38,13 +38,13 @@ class Dependencies(PartStructure):
         sizes = check_sizes(name, lengths, (N - 1,), u)
         node, real = torch.arange(N, device=u.device), before(N, sizes + 1)
         arcs = real[:, :, None] & real[:, None] & (node > 0) & (node[:, None] != node)
-        phi = torch.zeros_like(u[..., 0] if labelled else u)
+        phi = u.new_zeros(B, N, N)
         if target is not None:
             word = real[:, 1:]
             heads = torch.where(word, integer_target(name, heads, (B, N - 1), "heads"), 0)
             require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
             self.check(name, heads, word)
-            phi = F.pad(one_hot(u, heads, N).transpose(1, 2), (1, 0)) * arcs
+            phi = phi.scatter(1, F.pad(heads, (1, 0))[:, None], F.pad(word, (1, 0))[:, None].to(u))
         if labelled:
             R, arcs = u.shape[3], arcs[..., None]
             kinds = torch.zeros(B, N - 1, dtype=torch.long, device=u.device)
@@ -52,7 +52,7 @@ class Dependencies(PartStructure):
                 kinds = torch.where(word, integer_target(name, more[0], (B, N - 1), "labels"), 0)
             require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
             phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
-        return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)
+        return u.masked_fill(~arcs, FORBIDDEN), Parts(phi, sizes)
 
     def check(self, name: str, heads: Tensor, word: Tensor) -> None:
         """Raise ValueError unless the heads ``[B, T]`` are a tree with one child of the root."""

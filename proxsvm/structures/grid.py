@@ -8,22 +8,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm._scores import integer_target, require, widened
-from proxsvm.structures._checks import unpack
+from proxsvm._scores import integer_target, require
+from proxsvm.structures._checks import check_parts, unpack
 from proxsvm.structures.base import Structure
 from proxsvm.structures.combinatorial import Array, scipy_cut
 
 
 class Image(NamedTuple):
-    """The labels of B images, ``[B, H, W]``; pixels outside the mask do not exist."""
+    """The labels of B images, ``[B, H, W]``, and which of their pixels, pairs to the right and pairs below exist."""
 
     labels: Tensor
-    mask: Tensor
-
-    def inside(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which pixels, horizontal pairs and vertical pairs are inside the mask."""
-        m = self.mask
-        return m, m[:, :, :-1] & m[:, :, 1:], m[:, :-1] & m[:, 1:]
+    inside: tuple[Tensor, Tensor, Tensor]
 
 
 class Grid(Structure):
@@ -34,7 +29,7 @@ class Grid(Structure):
     right neighbour, down ``[B, H - 1, W]`` that of each pixel and the one below; both may be anything that expands to
     those shapes, such as one weight for all. A network keeps w ≥ 0 with a softplus, for example.
     Target: labels ``[B, H, W]`` in {0, 1}, or ``(labels, mask)`` with a bool mask that is False at pixels to leave out.
-    NaN or infinite scores make the loss NaN, and the optimizer skips the step.
+    A unary score of −inf forbids a 1; NaN and other infinite scores make the loss NaN: the optimizer skips the step.
 
     Args:
         negative: what to do with w < 0, for which the best image cannot be found in general. ``"refuse"`` raises an
@@ -56,52 +51,51 @@ class Grid(Structure):
         """Expand the weights to one per pair, and set the scores outside the mask to zero; labels are 0 if None."""
         if not isinstance(scores, (tuple, list)) or len(scores) != 3:
             raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, right, down)")
-        unary, right, down = (widened(u) for u in scores)
-        if unary.dim() != 3 or unary.numel() == 0 or min(unary.shape[1:]) < 2:
-            given = f"{name} got unary scores of shape {tuple(unary.shape)}"
-            raise ValueError(f"{given}; expected [B, H, W] with at least 2 × 2 pixels (a line is a chain: ChainHinge)")
+        unary = check_parts(name, scores[0], "[B, H, W]", "unary scores")
         B, H, W = unary.shape
+        if min(H, W) < 2:
+            raise ValueError(f"{name} got {H} × {W} pixels; expected at least 2 × 2 (a line is a chain: ChainHinge)")
         shapes = (B, H, W - 1), (B, H - 1, W)
         try:
-            right, down = (w.to(unary.dtype).expand(shape) for w, shape in zip((right, down), shapes, strict=True))
+            pairs = [w.to(unary.dtype).expand(shape) for w, shape in zip(scores[1:], shapes, strict=True)]
         except RuntimeError as error:
-            given = f"{name} got right and down of shapes {tuple(right.shape)} and {tuple(down.shape)}"
+            given = f"{name} got right and down of shapes {tuple(scores[1].shape)} and {tuple(scores[2].shape)}"
             raise ValueError(f"{given}; expected what expands to {shapes[0]} and {shapes[1]}") from error
         labels, mask = unpack(target, None)
         every = torch.ones_like(unary, dtype=torch.bool)
-        mask = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
-        require(mask.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
-        y = torch.where(mask, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
+        m = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
+        require(m.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
+        y = torch.where(m, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
         require((y == 0) | (y == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
-        unary, right, down = (
-            torch.where(m, torch.where(u.isinf(), torch.nan, u), 0.0)
-            for m, u in zip(Image(y, mask).inside(), (unary, right, down), strict=True)
-        )
-        return (unary, self._positive(name, right), self._positive(name, down)), Image(y, mask)
+        inside = m, m[:, :, :-1] & m[:, :, 1:], m[:, :-1] & m[:, 1:]
+        finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
+        unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
+        return (unary, *self._positive(name, pairs)), Image(y, inside)
 
-    def _positive(self, name: str, w: Tensor) -> Tensor:
+    def _positive(self, name: str, weights: list[Tensor]) -> list[Tensor]:
         """Weights ≥ 0, or an error."""
         if not self.exact:
-            return w.clamp(min=0)
+            return [w.clamp(min=0) for w in weights]
         bad = f"{name} got a pairwise score below 0, which is not submodular: no cut finds the best image"
         hint = "Keep them positive (softplus), or pass negative='project'. (If only a multi-step solver meets this"
-        require(~(w < 0), f"{bad}. {hint}, its step makes a weight negative: a smaller lr helps)")
-        return w
+        for w in weights:
+            require(~(w < 0), f"{bad}. {hint}, its step makes a weight negative: a smaller lr helps)")
+        return weights
 
     def features(self, target: Image, scores: Any) -> tuple[Tensor, ...]:
         """φ: the label of each pixel, and for each pair whether the two agree."""
         z = target.labels
         agree = (z, z[:, :, :-1] == z[:, :, 1:], z[:, :-1] == z[:, 1:])
-        return tuple((f * m).to(scores[0]) for f, m in zip(agree, target.inside(), strict=True))
+        return tuple((f * m).to(scores[0]) for f, m in zip(agree, target.inside, strict=True))
 
     def cost(self, target: Image, scores: Any, table: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Δ: the number of wrong pixels."""
         super().cost(target, scores, table)
-        return ((1 - 2 * target.labels) * target.mask).to(scores[0]), None, None
+        return ((1 - 2 * target.labels) * target.inside[0]).to(scores[0]), None, None
 
     def size(self, target: Image, scores: Any) -> Tensor:
         """The number of pixels."""
-        return target.mask.flatten(1).sum(1).to(scores[0])
+        return target.inside[0].flatten(1).sum(1).to(scores[0])
 
     def labels(self, phi: Any, target: Image) -> Tensor:
         """The image ``[B, H, W]``."""
@@ -109,9 +103,9 @@ class Grid(Structure):
 
     def best(self, scores: Any, target: Image) -> tuple[Tensor, ...]:
         """By a cut of each image, on the CPU."""
-        unary, *weights = (u.detach() for u in scores)
-        weights = [self._positive("Grid", w) for w in weights]
-        arrays = [u.double().nan_to_num().cpu().numpy() for u in (unary, *weights)]  # where one is NaN, the loss is
+        unary, *pairs = (u.detach() for u in scores)
+        each_score = unary, *self._positive("Grid", pairs)
+        arrays = [u.double().nan_to_num().cpu().numpy() for u in each_score]  # where one is NaN, the loss is
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
-        labels = torch.stack(found).to(unary.device).long() * target.mask
+        labels = torch.stack(found).to(unary.device).long() * target.inside[0]
         return self.features(target._replace(labels=labels), scores)

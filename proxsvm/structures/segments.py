@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -32,29 +33,27 @@ class Segments(PartStructure):
         """Segments are converted to indicators of the shape of the scores."""
         u = check_parts(name, scores, "[B, T, L, K]")
         B, T, L, K = u.shape
-        if isinstance(target, list):
+        if isinstance(target, list) and not (target and isinstance(target[0], Tensor)):  # what a DataLoader collates
             target = self._from_lists(name, target, B, T)
         if target is not None:
-            if not isinstance(target, tuple) or len(target) not in (2, 3):
+            if not isinstance(target, (tuple, list)) or len(target) not in (2, 3):
                 raise TypeError(f"{name} got a target that is not (labels, ends[, lengths]) or a list for each sample")
             lengths = target[2] if len(target) == 3 else None
         sizes = check_sizes(name, lengths, (T,), u)
         position, length = torch.arange(T, device=u.device), torch.arange(L, device=u.device)
         u = torch.where((position[:, None] + length < sizes[:, None, None])[..., None], u, 0.0)
+        real = before(T, sizes)
         if target is None:
             return u, Parts(torch.zeros_like(u), sizes)
-        real = before(T, sizes)
         labels = torch.where(real, integer_target(name, target[0], (B, T), "labels"), 0)
         ends = integer_target(name, target[1], (B, T), "ends").bool() & real
         begins = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1) & real
         start = torch.where(begins, position, 0).cummax(1).values
-        for ok, message in (
-            ((labels >= 0) & (labels < K), f"a label outside [0, {K}), the K of the scores"),
-            (at(ends, sizes - 1), "a last position at which no segment ends"),
-            ((position - start < L) | ~real, f"a segment of more than L = {L} positions, those of the scores"),
-            ((labels == labels.gather(1, start)) | ~real, "a segment whose positions have different labels"),
-        ):
-            require(ok, f"{name} got {message}")
+        require((labels >= 0) & (labels < K), f"{name} got a label outside [0, {K}), the K of the scores")
+        require(at(ends, sizes - 1), f"{name} got a last position at which no segment ends")
+        require((position - start < L) | ~real, f"{name} got a segment of more than L = {L} positions, the scores' L")
+        same = labels == labels.gather(1, start)
+        require(same | ~real, f"{name} got a segment whose positions have different labels")
         part = (start * L + (position - start).clamp(max=L - 1)) * K + labels
         phi = u.new_zeros(B, T * L * K).scatter_add(1, torch.where(ends, part, 0), ends.to(u))
         return u, Parts(phi.reshape(u.shape), sizes, labels)
@@ -65,10 +64,13 @@ class Segments(PartStructure):
             raise ValueError(f"{name} got {len(target)} lists of segments; expected one per sample, {B}")
         labels, ends, lengths = torch.zeros(B, T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long), [0] * B
         for i, segments in enumerate(target):
-            for start, end, label in segments:
-                if start != lengths[i] or not start < end <= T:
-                    raise ValueError(f"{name} got the segment {(start, end, label)}; expected one from {lengths[i]} on")
-                labels[i, start:end], ends[i, end - 1], lengths[i] = label, 1, end
+            for segment in segments:
+                whole = len(segment) == 3 and all(isinstance(x, Integral) for x in segment)
+                expected = f"integers (start, end, label) from {lengths[i]} on, up to at most {T}"
+                if not whole or not lengths[i] == segment[0] < segment[1] <= T:
+                    raise ValueError(f"{name} got the segment {segment}; expected {expected}")
+                start, lengths[i], label = segment
+                labels[i, start : lengths[i]], ends[i, lengths[i] - 1] = label, 1
         return labels, ends, torch.tensor(lengths)
 
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
@@ -95,5 +97,4 @@ class Segments(PartStructure):
 
     def labels(self, phi: Tensor, target: Parts) -> list[list[tuple[int, int, int]]]:
         """A list of (start, end, label) for each sample."""
-        parts = (phi > 0.5).nonzero().tolist()
-        return [[(t, t + n + 1, k) for b, t, n, k in parts if b == i] for i in range(len(phi))]
+        return [[(t, t + n + 1, k) for t, n, k in (own > 0.5).nonzero().tolist()] for own in phi]

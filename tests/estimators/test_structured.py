@@ -82,6 +82,34 @@ def test_the_optimum_is_that_of_the_exact_program(estimator, C):
     np.testing.assert_allclose(model.transitions_, A.detach(), atol=0.01)
 
 
+@pytest.mark.parametrize("limit", [0.3, 1e3])
+def test_an_exchange_is_the_step_between_two_labellings(limit):
+    rng, T, K = np.random.default_rng(0), 7, 3
+    X, v, A = rng.normal(size=(T, 4)), rng.normal(size=(T, K)), rng.normal(size=(K, K))
+    up, down = rng.integers(K, size=(2, T))
+    ds, de, G = np.eye(K)[up] - np.eye(K)[down], np.zeros((K, K)), X @ X.T
+    np.add.at(de, (up[:-1], up[1:]), 1.0)
+    np.add.at(de, (down[:-1], down[1:]), -1.0)
+    dense, few = ((v.copy(), A.copy(), np.zeros((T, K))) for _ in range(2))
+    expected = chain_blocks.step(G, ds, de, 2.0, 0.7, limit, *dense)
+    buffer = np.zeros((K, K))
+    found = chain_blocks.exchange(G, up, down, 2.0, 0.7, limit, *few[:2], buffer, few[2])
+    assert found == pytest.approx(expected)
+    assert not buffer.any()
+    for a, b in zip(few, dense, strict=True):
+        np.testing.assert_allclose(a, b)
+
+
+def test_working_sets_keep_the_labellings_that_have_a_weight():
+    X, y = sequences(20)
+    _, (paths, weight) = ChainSVM(10.0, warm_start=True, tol=1e-3).fit(X, y)._before
+    counts = (weight > 0).sum(1)
+    np.testing.assert_allclose(weight.sum(1), 1.0)
+    assert counts.max() > 1
+    assert all((own[:n] > 0).all() for own, n in zip(weight, counts, strict=True))
+    assert paths.shape[1] == weight.shape[1]
+
+
 def test_the_hinge_has_the_optimum_of_a_quadratic_program_over_all_labellings():
     X, y = sequences(n=3, longest=3, K=2)
     model = ChainSVM(C := 0.7, tol=1e-6, max_iter=20_000).fit(X, y)

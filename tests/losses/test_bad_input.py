@@ -117,6 +117,7 @@ R, D, IMAGE = torch.zeros(2, 3, 3), torch.zeros(2, 2, 4), torch.zeros(2, 3, 4, d
 GRIDS = [
     *of([GridHinge], U, (IMAGE, "expected a tuple")),
     *of([GridHinge], (U, D, R), (IMAGE, "right and down of shapes")),
+    *of([GridHinge], (U.long(), R, D), (IMAGE, "expected floating-point")),
     *of([GridHinge], (U[:, :1], R[:, :1], D[:, :0]), (IMAGE[:, :1], "ChainHinge")),
     *of([GridHinge], (U, R - 2, D), (IMAGE, "not submodular")),
     *of(

@@ -138,3 +138,15 @@ def test_an_approximate_oracle_still_ascends():
         duals.append(float(problem.dual(point)))
     assert duals == sorted(duals)
     assert duals[0] >= 0
+
+
+def test_minus_infinity_forbids_a_one():
+    unary, right, down = scores()
+    unary[:, 1, 1] = -torch.inf
+    leaf, zeros = unary.requires_grad_(), torch.zeros(2, 3, 3, dtype=torch.long)
+    assert not GridHinge().decode((unary, right, 9 + down))[:, 1, 1].any()
+    value = GridHinge()((leaf, right, down), zeros)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert value.isfinite()
+    assert not gradient[:, 1, 1].any()
+    assert GridHinge()((unary, right, down), zeros + 1) == torch.inf

@@ -364,6 +364,9 @@ BAD = {
     "a segment of two labels": (Segments(), (1, 3, 3, 2), (torch.tensor([[0, 1, 0]]), ENDS), "different labels"),
     "a segment label outside": (Segments(), (1, 3, 2, 2), (ENDS + 1, ENDS), "label outside"),
     "a gap between segments": (Segments(), (1, 3, 2, 2), [[(0, 1, 0), (2, 3, 0)]], "from 1 on"),
+    "a segment without a label": (Segments(), (1, 3, 3, 2), [[(0, 3)]], "expected integers"),
+    "a segment with half a label": (Segments(), (1, 3, 3, 2), [[(0, 3, 0.5)]], "expected integers"),
+    "a segment that is too long": (Segments(), (1, 3, 3, 2), [[(0, 4, 0)]], "at most 3"),
     "too few spans": (Spans(), (1, 3, 3, 1), SPAN.clamp(max=-1), "no binary tree"),
     "crossing spans": (Spans(), (1, 4, 4, 1), None, "cross"),
     "a span label outside": (Spans(), (1, 3, 3, 1), SPAN + 1, "label outside"),
@@ -383,6 +386,12 @@ def test_bad_input_is_refused(name):
         target[0, [0, 1, 2, 3, 0, 1, 0], [0, 1, 2, 3, 1, 2, 3]] = 0
     with pytest.raises((ValueError, TypeError), match=message):
         StructuredHinge(structure)(torch.zeros(shape), target)
+
+
+def test_segments_of_a_data_loader_are_a_list():
+    scores, target = torch.randn(1, 3, 2, 2), (torch.tensor([[0, 1, 1]]), ENDS)
+    for loss in losses(Segments()):
+        assert loss(scores, list(target)) == loss(scores, target) == loss(scores, [[(0, 1, 0), (1, 3, 1)]])
 
 
 def test_what_has_no_sum_has_no_likelihood():

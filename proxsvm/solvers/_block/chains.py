@@ -98,7 +98,7 @@ class ChainLikelihoodBlocks(ChainBlocks):
 
 
 class ChainHingeBlocks(ChainBlocks):
-    """State: a working set of M labellings for each sequence, ``[N, M]``, and their weights ``[n, M]``."""
+    """State: a working set of at most M labellings for each sequence, ``[N, M]``, and their weights ``[n, M]``."""
 
     inner = 3
 
@@ -116,14 +116,8 @@ class ChainHingeBlocks(ChainBlocks):
 
     def expected(self) -> tuple[Array, Array]:
         """Weighted counts over the working sets."""
-        paths, weights = self.state
-        at, m = np.nonzero(weights[self.owner])  # the positions and labellings whose weight is not 0
-        weight = weights[self.owner[at], m]
         mu, e = np.zeros_like(self.one_hot), np.zeros_like(self.pairs[0])
-        np.add.at(mu, (at, paths[at, m]), weight)
-        later = np.isin(at, self.later)
-        at, m, weight = at[later], m[later], weight[later]
-        np.add.at(e, (paths[at - 1, m], paths[at, m]), weight)
+        self.kernels.expected_labels(self.rows, self.state, mu, e)
         return mu, e
 
     def offset(self) -> float:
