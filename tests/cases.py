@@ -297,6 +297,18 @@ def expanded(loss: ConvexLoss, scores: Any, target: Any) -> tuple[Any, Any]:
     return loss.expand(scores, target), target
 
 
+def reversed_strides(u: Tensor) -> Tensor:
+    axes = tuple(reversed(range(u.dim())))
+    return u.permute(axes).contiguous().permute(axes)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": reversed_strides,
+    "sliced": lambda u: torch.stack([u, torch.full_like(u, torch.nan)], -1)[..., 0],
+    "expanded": lambda u: u[:1].expand_as(u),
+}
+
+
 def chunks(target: Any, k: int) -> list[Any]:
     """A target in k parts: a tensor, or a tuple of them."""
     if isinstance(target, tuple):

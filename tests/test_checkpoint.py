@@ -123,6 +123,20 @@ def test_a_full_disk_is_named_and_the_old_checkpoint_stays(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
+def test_no_folder_is_opened(tmp_path, monkeypatch):
+    """Windows refuses to: a save would raise after it has replaced the file."""
+    open_file = os.open
+
+    def open_as_on_windows(path, *args, **options):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", open_as_on_windows)
+    checkpoint.save(tmp_path / "last.pt", epoch=1)
+    assert checkpoint.load(tmp_path / "last.pt") == {"epoch": 1}
+
+
 def test_a_later_save_removes_what_a_killed_one_has_left(tmp_path):
     path, other, young = tmp_path / "last.pt", tmp_path / ".best.pt.1.part", tmp_path / ".last.pt.2.part"
     for file in (tmp_path / ".last.pt.1.part", other, young):

@@ -153,7 +153,7 @@ class Loops:
             self._scalars[3:7] = beta2, 1 - beta2, correction, eps
         out = np.zeros((len(self._chunks), 7))  # per chunk: the number of threads changes no bit of the sum
         self._run(step_loops.products(moments is not None, "q" in self._has, decay, "moved" in self._has), out)
-        return Sums(*torch.from_numpy(out.sum(0)).unbind())
+        return Sums(*torch.from_numpy(out).sum(0).unbind())  # NumPy would warn of inf − inf
 
     def update(self, *scalars: float | Tensor) -> Callable[[], None]:
         """The update in place, after :meth:`products`; ``scalars``: push, lift, drop, μ and rate.

@@ -3,16 +3,30 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-SOLVE = """
-import logging
+SCRIPT = """
+import logging, os, sys
 logging.basicConfig()
-import torch
-from proxsvm import ProxProblem
+import numpy as np, torch
+from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import MultiClassHinge
-from proxsvm.solvers import BlockFW
+from proxsvm.metrics import Euclidean
+from proxsvm.solvers import BlockFW, SingleStepFW
+
+def step(fused=None):
+    torch.set_num_threads(2)
+    # enough for two threads; from NumPy, because torch's own OpenMP does not survive a fork
+    p, grad = (torch.from_numpy(np.full(4_300_000, x, dtype=np.float32)) for x in (1.0, 0.01))
+    p = torch.nn.Parameter(p)
+    p.grad = grad
+    options = {"lr": 0.1, "metric": Euclidean(), "memory": 0.0, "average": None}
+    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], fused=fused, **options).step(loss=0.1)
+    return p.tolist()[::1000]
+"""
+SOLVE = """
 torch.manual_seed(0)
 problem = ProxProblem.from_features(MultiClassHinge(), torch.randn(60, 20), torch.arange(60) % 3, lr=60.0)
 point = BlockFW(tol=1e-3).solve(problem)
@@ -36,9 +50,10 @@ UNUSABLE = {
 }
 
 
-def run(script: str, **environment: str) -> str:
-    command, environment = [sys.executable, "-c", script], {**os.environ, **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def run(script: str, cache: Path | None = None) -> str:
+    environment = os.environ if cache is None else {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -46,16 +61,16 @@ def run(script: str, **environment: str) -> str:
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_without_a_usable_numba_the_interpreter_solves_and_the_log_says_why(name):
     breakage, reason = UNUSABLE[name]
-    said = run(breakage + SOLVE)
+    said = run(breakage + SCRIPT + SOLVE + "assert step() == step(False)")
     assert said.count("WARNING:proxsvm._kernels.jit:loops run interpreted, about a hundred times slower") == 1
     assert reason in said
 
 
-def test_a_second_process_compiles_nothing(tmp_path):
+def test_a_second_process_compiles_nothing_and_importing_the_package_imports_no_numba(tmp_path):
     pytest.importorskip("numba")
     files = []
     for _ in range(2):
-        run(SOLVE, NUMBA_CACHE_DIR=str(tmp_path))
+        run("import sys, proxsvm.estimators; assert 'numba' not in sys.modules" + SCRIPT + SOLVE, tmp_path)
         files.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")})
     assert files[0] == files[1] != {}
 
@@ -63,8 +78,18 @@ def test_a_second_process_compiles_nothing(tmp_path):
 def test_without_a_folder_for_the_cache_it_compiles_every_time():
     pytest.importorskip("numba")
     nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
-    assert run(nowhere + SOLVE) == ""
+    assert run(nowhere + SCRIPT + SOLVE + "assert step() == step(True) == step(False)") == ""
 
 
-def test_importing_the_package_imports_no_numba():
-    run("import sys, proxsvm.estimators; assert 'numba' not in sys.modules")
+def test_the_loops_run_in_a_forked_process():
+    run(
+        SCRIPT
+        + """
+step()
+child = os.fork()
+if child == 0:
+    step(True)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    )

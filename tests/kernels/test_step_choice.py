@@ -1,7 +1,5 @@
 """fused=None: the compiled loops where they can be used, torch's kernels elsewhere; fused=True insists."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -129,62 +127,3 @@ def test_several_threads_of_python_step_at_once():
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(one_by_one[seed], at_once[seed]) for seed in range(2))
-
-
-STEP = """
-import os, sys, numpy as np, torch
-from proxsvm import ProxOptimizer
-from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Euclidean
-from proxsvm.solvers import SingleStepFW
-assert "numba" not in sys.modules, "import proxsvm imports numba"
-
-def step(fused=None):
-    torch.set_num_threads(2)
-    # enough for two threads; from NumPy, because torch's own OpenMP does not survive a fork
-    p, grad = (torch.from_numpy(np.full(4_300_000, x, dtype=np.float32)) for x in (1.0, 0.01))
-    p = torch.nn.Parameter(p)
-    p.grad = grad
-    options = {"lr": 0.1, "metric": Euclidean(), "memory": 0.0, "average": None}
-    ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], fused=fused, **options).step(loss=0.1)
-    return p.tolist()[::1000]
-"""
-SCRIPTS = {
-    "fork": """
-step()
-child = os.fork()
-if child == 0:
-    step(True)
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-""",
-    "no folder for compiled files": """
-import numba.core.caching as caching
-for name, kind in vars(caching).items():
-    if hasattr(kind, "_locator_classes"):
-        kind._locator_classes = []
-assert step() == step(True) == step(False)
-assert "proxsvm._kernels.step_loops" in sys.modules
-""",
-    "numba is broken": """
-import importlib.abc
-class Broken(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "numba":
-            raise ImportError("Numba needs NumPy 1.0 or less")
-sys.meta_path.insert(0, Broken())
-assert step() == step(False)
-""",
-    "no numba": """
-sys.modules["numba"] = None
-assert step() == step(False)
-""",
-}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_in_a_process_of_its_own(name):
-    done = subprocess.run(
-        [sys.executable, "-c", STEP + SCRIPTS[name]], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr

@@ -102,8 +102,10 @@ def test_pixels_are_samples(kind):
     torch.testing.assert_close(each.reshape(-1), kind(reduction="none")(flat, labels))
     omega = torch.rand(y.shape)
     torch.testing.assert_close(kind()(u, y, omega), kind()(flat, labels, omega.reshape(-1)))
-    (gradient,) = torch.autograd.grad(kind()(u, y), u)
-    torch.testing.assert_close(gradient, torch.autograd.grad(kind()(flat, labels), u)[0])
+    channels_last = u.detach().to(memory_format=torch.channels_last).requires_grad_()
+    for v in (u, channels_last):
+        (gradient,) = torch.autograd.grad(kind()(v, y), v)
+        torch.testing.assert_close(gradient, torch.autograd.grad(kind()(flat, labels), u, retain_graph=True)[0])
 
 
 @each_kind

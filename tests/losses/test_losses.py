@@ -22,7 +22,7 @@ from proxsvm.losses import (
 from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
-from tests.cases import LOSSES, K, TwoBits, cost_matrix, expanded
+from tests.cases import LAYOUTS, LOSSES, K, TwoBits, cost_matrix, each_loss, expanded
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 seeds = st.integers(0, 10_000)
@@ -46,6 +46,18 @@ def test_value_and_gradient_are_the_atoms(case, n, seed):
     again = (p * atom.b(scores)).sum()
     assert value.detach() == pytest.approx(float(again.detach()))
     torch.testing.assert_close(*(torch.autograd.grad(x, outputs)[0] for x in (value, again)))
+
+
+@each_loss
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_memory_layout_makes_no_difference(loss, layout):
+    viewed = [LAYOUTS[layout](u.detach()).requires_grad_() for u in parts(loss.scores(3 * torch.randn(3, K)))]
+    plain = [u.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for u in viewed]
+    target, found = loss.target(3), []
+    for u in (viewed, plain):
+        value = loss.loss()(tuple(u) if len(u) > 1 else u[0], target)
+        found.append([value, *torch.autograd.grad(value, u)])
+    torch.testing.assert_close(*found)
 
 
 @given(n=sizes, seed=seeds)

@@ -48,6 +48,27 @@ def test_training_continues_bit_for_bit(lr, kind, way):
     assert torch.equal(train(model, optimizer), straight)
 
 
+def test_what_belongs_to_all_groups_is_loaded_and_moves_with_the_parameters():
+    """torch does not move tensors in ``param_groups``: on an accelerator every step would wait for them."""
+    w = nn.Parameter(torch.ones(3))
+    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], lr="auto", memory=0.9)
+    for loss in (1.0, math.inf, 2.0):
+        w.grad = torch.ones(3)
+        optimizer.step(loss=loss)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for device in ("cpu", "meta"):
+        resumed = ProxOptimizer(
+            L1Regression(), SingleStepFW(), [nn.Parameter(w.detach().to(device))], lr="auto", memory=0.9
+        )
+        resumed.load_state_dict(saved)
+        found = {name: x for name, x in resumed.param_groups[0].items() if isinstance(x, torch.Tensor)}
+        assert set(found) == {"skipped", "h", "max_distance", "squares"}
+        assert all(x.device.type == device for x in found.values())
+        if device == "cpu":
+            assert resumed.skipped == 1
+            assert all(torch.equal(x, optimizer.param_groups[0][name]) for name, x in found.items())
+
+
 @pytest.mark.parametrize("lr", [0.01, "auto"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")

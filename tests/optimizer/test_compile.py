@@ -83,14 +83,11 @@ def train(way, *, smooth=False, **options):
 @pytest.mark.parametrize(
     ("way", "options"),
     [
-        ("step", {}),
         ("step", {"fused": True}),
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
         ("loss", {"smooth": True}),
         ("loss", {"loss": partial(CrossEntropy, label_smoothing=0.2)}),  # which has a lower bound
-        ("whole", {}),
-        ("step", {"metric": Diagonal(), "average": 0.9, "lr": torch.tensor(0.2)}),
         ("step", {"metric": Diagonal(), "average": 0.9, "lr": "auto"}),
         ("whole", {"metric": Diagonal(), "momentum": 0.0, "lr": torch.tensor(0.2)}),
     ],

@@ -22,7 +22,7 @@ from tests.cases import K, mlp
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.parallel import run_on_ranks
 
-STEPS, BATCH, SINGLE = 30, 8, SingleStepFW()
+STEPS, BATCH, SINGLE = 15, 8, SingleStepFW()
 
 
 @dataclass(frozen=True)

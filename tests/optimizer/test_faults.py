@@ -1,4 +1,4 @@
-"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 4,000 steps, memory."""
+"""Faults: killed processes, wrong checkpoints, dying ranks, NaN for 2,000 steps, memory."""
 
 import copy
 import gc
@@ -101,8 +101,9 @@ def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
     before = snapshot(model, optimizer)
     with pytest.raises(ValueError, match="does not fit"):
         checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
-    with pytest.raises(ValueError, match="state"):
-        checkpoint.load(tmp_path / "c.pt", optimizer=optimizer)
+    for parts in ({"model": model}, {"optimizer": optimizer}):
+        with pytest.raises(ValueError, match="does not fit"):
+            checkpoint.load(tmp_path / "c.pt", **parts)
     assert same(before, snapshot(model, optimizer))
 
 
@@ -170,9 +171,9 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the resident memory from /proc")
-def test_four_thousand_steps_with_faults_in_one_percent():
+def test_two_thousand_steps_with_faults_in_one_percent():
     """The weights stay finite and equal to those of a run without the bad steps; memory does not grow."""
-    steps = 4_000
+    steps = 2_000
     draw = torch.Generator().manual_seed(5)
     bad = torch.rand(steps, generator=draw) < 0.01
     kinds = torch.randint(4, (steps,), generator=draw)
@@ -201,7 +202,7 @@ def test_four_thousand_steps_with_faults_in_one_percent():
             optimizer.loss(faulty(x), y)  # forgotten: never differentiated
             with torch.no_grad():
                 optimizer.loss(faulty(x), y)
-        if t % 800 == 799:
+        if t % 400 == 399:
             gc.collect()
             memory.append(resident())
             objects.append(len(gc.get_objects()))

@@ -13,6 +13,8 @@ from tests.optimizer.test_follow import Net, equal
 from tests.optimizer.test_optimizer import batches
 from tests.parallel import run_on_ranks
 
+KINDS = ["ddp", "fsdp2", "hsdp"]
+
 
 def whole(model: nn.Module) -> list[Tensor]:
     """What is in place, gathered."""
@@ -74,20 +76,6 @@ def on_rank(rank: int, kind: str) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
-def test_two_ranks_evaluate_the_averages(kind):
-    for rank, found in enumerate(run_on_ranks(on_rank, kind)):
-        for turn in ("first", "second"):
-            # DDP gives every rank the statistics of rank 0 with the next call
-            tensors = zip(found[turn], found["expected"], strict=True)
-            for a, b in list(tensors)[: 6 if rank and kind == "ddp" else 9]:
-                torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
-            if rank == 0 or kind != "ddp":
-                torch.testing.assert_close(*found[f"{turn} scores"], atol=1e-12, rtol=0)
-            assert found[f"{turn} weights"]
-        assert found["refreshed"]
-
-
 def checkpoints(rank: int, folder: str) -> dict[str, Any]:
     """torch.distributed.checkpoint in both modes, resumed before and after follow()."""
     import torch.distributed.checkpoint as dcp
@@ -131,9 +119,32 @@ def checkpoints(rank: int, folder: str) -> dict[str, Any]:
     return results
 
 
-def test_distributed_checkpoints_of_either_mode_resume_bit_for_bit(tmp_path):
-    ranks = run_on_ranks(checkpoints, str(tmp_path))
-    assert len(ranks[0]) == 10
-    for what in ranks[0]:
-        found = [rank[what] for rank in ranks]
+def work(rank: int, folder: str) -> dict[str, Any]:
+    return {**{kind: on_rank(rank, kind) for kind in KINDS}, "checkpoints": checkpoints(rank, folder)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict[str, Any]]:
+    return run_on_ranks(work, str(tmp_path_factory.mktemp("checkpoint")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_evaluate_the_averages(kind, ranks):
+    for rank, results in enumerate(ranks):
+        found = results[kind]
+        for turn in ("first", "second"):
+            # DDP gives every rank the statistics of rank 0 with the next call
+            tensors = zip(found[turn], found["expected"], strict=True)
+            for a, b in list(tensors)[: 6 if rank and kind == "ddp" else 9]:
+                torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+            if rank == 0 or kind != "ddp":
+                torch.testing.assert_close(*found[f"{turn} scores"], atol=1e-12, rtol=0)
+            assert found[f"{turn} weights"]
+        assert found["refreshed"]
+
+
+def test_distributed_checkpoints_of_either_mode_resume_bit_for_bit(ranks):
+    assert len(ranks[0]["checkpoints"]) == 10
+    for what in ranks[0]["checkpoints"]:
+        found = [rank["checkpoints"][what] for rank in ranks]
         assert any(found) if "statistics" in what else all(found), what  # every rank has its own: torch saves one

@@ -65,13 +65,19 @@ ON_DEVICE = [
     {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01},
     {"lr": 0.5, "metric": Diagonal(), "average": 0.9, "momentum": 0.9, "max_grad_norm": 1.0},
     {"lr": "auto", "metric": Diagonal(), "average": 0.9},
+    {"lr": "auto", "metric": Diagonal(), "average": 0.9, "memory": 0.9, "weight_decay": 0.01},
 ]
 
 
 @pytest.mark.parametrize("loss", [case for case in LOSSES if case.loss is not GridHinge], ids=repr)  # SciPy's cuts
-@pytest.mark.parametrize("options", ON_DEVICE, ids=["euclidean", "diagonal", "auto"])
-def test_the_single_step_never_waits_for_the_device(loss, options):
-    for scalar in fake_step(loss, **options):
+def test_a_loss_never_waits_for_the_device(loss):
+    for scalar in fake_step(loss, **ON_DEVICE[0]):
+        assert scalar.shape == ()
+
+
+@pytest.mark.parametrize("options", ON_DEVICE[1:], ids=["diagonal", "auto", "memory"])
+def test_the_single_step_never_waits_for_the_device(options):
+    for scalar in fake_step(LOSSES[1], **options):
         assert scalar.shape == ()
 
 
@@ -144,15 +150,18 @@ def test_a_bad_step_is_skipped_bit_for_bit_and_counted(what, bad, loss, fused):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("metric", [Euclidean(), Diagonal(), Kronecker()], ids=repr)
 @pytest.mark.parametrize("memory", [0.0, 0.9])
-def test_an_infinite_gradient_is_skipped_without_a_warning(metric, memory):
-    w = nn.Parameter(torch.ones(3, 3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_infinite_gradient_is_skipped_without_a_warning(metric, memory, dtype):
+    """Of both signs: NumPy warns of inf − inf, and of what float32 cannot hold."""
+    params = [nn.Parameter(torch.ones(3, 3, dtype=dtype)) for _ in range(2)]
     options = {"lr": "auto", "memory": memory, "metric": metric, "average": 0.9, "weight_decay": 0.01}
-    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), [w], **options)
-    for size in (1.0, torch.inf, 1e200, 1.0):
-        w.grad = torch.full((3, 3), size)
+    optimizer = ProxOptimizer(L1Regression(), SingleStepFW(), params, **options)
+    for size in (1.0, torch.inf, torch.finfo(dtype).max, 1.0):
+        for p, sign in zip(params, (1, -1), strict=True):
+            p.grad = torch.full_like(p, sign * size)
         optimizer.step(loss=1.0)
-    assert optimizer.skipped in (1, 2)  # the square of 1e200 is infinite, too
-    assert w.isfinite().all()
+    assert optimizer.skipped in (1, 2)  # the square of the largest number is infinite, too
+    assert all(p.isfinite().all() for p in params)
 
 
 def test_nonfinite_raise():

@@ -396,6 +396,12 @@ def test_a_compiled_criterion_of_two_optimizers_records_each_value_once():
         for model, optimizer in zip(models, optimizers, strict=True):
             expected = float(MultiClassHinge()(model(x), y).detach())
             assert optimizer.step() == pytest.approx(expected)
+    halves = mlp()
+    one, two = (optimizer_for(part, loss=criterion, lr=0.5) for part in (halves[0], halves[2]))
+    forward(halves, x, y).backward()
+    one.step()
+    with pytest.raises(RuntimeError, match="another optimizer has taken a step for the same loss value"):
+        two.step()
     whole = torch.compile(lambda m, x, y: criterion(m(x), y), backend="aot_eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="criterion_of_several_optimizers"):
         whole(models[0], x, y)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from proxsvm import ProxOptimizer as RealOptimizer
-from proxsvm import losses
+from proxsvm import follow, losses
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
@@ -284,9 +284,12 @@ def test_a_wrong_state_dict_is_refused_and_changes_nothing(change, message):
 def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():
     model, optimizer = begun(metric=Diagonal(), average=0.9)
     optimizer.state["note"], optimizer.state["count"] = {"of": "a hook"}, 3
+    follow(model, optimizer)
     take_step(model, optimizer)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    take_step(model, optimizer)
+    model.eval()
+    take_step(model.train(), optimizer)
     assert (optimizer.state["note"], optimizer.state["count"]) == ({"of": "a hook"}, 3)
 
 

@@ -96,12 +96,23 @@ def test_hugging_face_trainer(way):
     assert_same_weights(with_huggingface.train(**way), way)
 
 
-@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
-def test_torchrun(options, tmp_path):
-    """Two processes, of DDP or of FSDP2, end with the weights of the plain loop."""
+BOTH = """
+import sys
+from examples import with_torchrun
+folder = sys.argv[1]
+for name, options in {"ddp": [], "fsdp2": ["--shard"]}.items():
+    sys.argv[1:] = [*options, "--save", f"{folder}/{name}.pt"]
+    with_torchrun.main()
+"""
+
+
+def test_torchrun(tmp_path):
+    """Two processes, of DDP and then of FSDP2, end with the weights of the plain loop."""
+    script = tmp_path / "both.py"
+    script.write_text(BOTH)
     engine = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*engine, "-m", "examples.with_torchrun", *options, "--save", str(tmp_path / "weights.pt")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [*engine, str(script), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _, errors = run.communicate(timeout=600)
@@ -109,7 +120,8 @@ def test_torchrun(options, tmp_path):
         os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
         raise
     assert run.returncode == 0, errors
-    close(saved(torch.load(tmp_path / "weights.pt")), averages())
+    for name in ("ddp", "fsdp2"):
+        close(saved(torch.load(tmp_path / f"{name}.pt")), averages())
 
 
 def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, capsys):

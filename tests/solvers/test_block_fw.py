@@ -183,12 +183,12 @@ def test_at_eta_0_the_best_atoms_of_the_start_are_the_solution(name, sparse_rows
 
 
 def test_indices_that_change_after_the_problem_was_made_do_not_matter():
-    """Issue 32.12: a compiled loop would read beyond the weights."""
+    """A compiled loop would read beyond the weights; here it would read wrong ones, and not crash the tests."""
     x = sparse.random(50, 6, 0.5, format="csr", random_state=0)
     y = torch.arange(50) % 3
     expected = BlockFW().solve(ProxProblem.from_features(MultiClassHinge(), x.copy(), y, lr=5.0))
     problem = ProxProblem.from_features(MultiClassHinge(), x, y, lr=5.0)
-    x.indices[:], x.indptr[1:] = 2**30, 2**30
+    x.indices[:] = 0
     assert BlockFW().solve(problem).dual == pytest.approx(float(expected.dual), abs=1e-9)
 
 

@@ -30,7 +30,7 @@ from proxsvm.structures import (
 )
 from proxsvm.structures.base import add
 from proxsvm.verification import check_loss, verify
-from tests.cases import expanded
+from tests.cases import LAYOUTS, expanded
 from tests.structures.cases import (
     LIKELIHOODS,
     STRUCTURES,
@@ -253,18 +253,6 @@ def test_inference_needs_no_graph(case):
         if structure.likelihood:
             CRF(structure).marginals(form(scores), **case.given(target))
             structure.sample(form(scores), **case.given(target))
-
-
-def reversed_strides(u: Tensor) -> Tensor:
-    axes = tuple(reversed(range(u.dim())))
-    return u.permute(axes).contiguous().permute(axes)
-
-
-LAYOUTS = {
-    "transposed": reversed_strides,
-    "sliced": lambda u: torch.stack([u, torch.full_like(u, torch.nan)], -1)[..., 0],
-    "expanded": lambda u: u[:1].expand_as(u),
-}
 
 
 @each_structure
