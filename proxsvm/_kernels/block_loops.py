@@ -261,7 +261,8 @@ def three_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
         gains[t] = (max(most - (e * u + f * v + g * w), 0.0) - (a * u + b * v + c * w)) * step[i]
         over_h = 1.0 / h[i]
         u, v, w = a + (u - most) * over_h, b + (v - most) * over_h, c + (w - most) * over_h
-        one = max(u + e, max(v + f, w + g)) - 1.0
+        # u + e - 1 would lose the digits of a small u.
+        one = max(u if y == 0 else u - 1.0, max(v if y == 1 else v - 1.0, w if y == 2 else w - 1.0))
         two = max(u + v - g, max(u + w - f, v + w - e)) / 2.0
         theta = max(one, max(two, (u + v + w) / 3.0))
         u, v, w = max(u - theta, -e), max(v - theta, -f), max(w - theta, -g)
