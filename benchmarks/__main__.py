@@ -11,7 +11,7 @@ import torch
 from benchmarks.common import Options
 
 NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "memory", "step_cost", "usable_eta")
-NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator", "ranks")
+NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator", "as_a_user", "ranks")
 NAMES += ("structures", "structured_estimator")
 
 

@@ -10,7 +10,6 @@ from sklearn.svm import LinearSVC
 from benchmarks.common import Options
 from benchmarks.linear import race
 from proxsvm.estimators import LinearSVM
-from proxsvm.solvers import BlockFW
 
 
 def losses(scores: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -39,7 +38,7 @@ def float32(C: float, tol: float) -> Any:
 
 
 def compiled(kind: type[LinearSVM]) -> Any:
-    return kind(C=10.0, tol=1e-9, max_iter=50, solver=BlockFW())
+    return kind(C=10.0, tol=1e-9, max_iter=50)
 
 
 def main(options: Options) -> None:

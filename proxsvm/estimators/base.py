@@ -7,7 +7,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
@@ -126,12 +126,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if not 0 < eta < math.inf:
             why = "every sample_weight is zero" if eta == 0 else f"C is {self.C!r}"
             raise ValueError(f"C times the sum of the sample weights is {eta}; expected a finite number above 0: {why}")
-        if shard is None:
-            found = self._solve_at_once(loss, X, target, out, omega, eta)
-        else:
-            solver, sigma = self._solver(eta if ranks is None or ranks.rank == 0 else None), sum(m > 0 for m in masses)
-            with one_thread(n * shard.weight.numel() < MANY):
-                found = solve_in_rounds(shard, ranks, eta, sigma, solver)
+        with one_thread(X.size * math.prod(out) < MANY):
+            if shard is None:
+                found = self._solve_at_once(loss, X, target, out, omega, eta)
+            else:
+                solver = self._solver(eta if ranks is None or ranks.rank == 0 else None)
+                found = solve_in_rounds(shard, ranks, eta, sum(m > 0 for m in masses), solver)
         if self.warm_start and found.atom is not None:
             self._before = found.atom, target, _fingerprint(loss)
         self.n_iter_ = found.rounds
@@ -182,11 +182,10 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
             solver, size = self._solver(eta), len(target) * problem.params[0].numel()
-            with one_thread(size < MANY):
-                point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
-                if len(target) <= TINY[0] and size <= TINY[1] and self.solver is None:
-                    further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
-                    point = replace(further.solve(problem, start=point.atom), steps=point.steps)
+            point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
+            if len(target) <= TINY[0] and size <= TINY[1] and self.solver is None:
+                further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
+                point = replace(further.solve(problem, start=point.atom), steps=point.steps)
             relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break
@@ -271,13 +270,20 @@ def warn_of_gap(model: Any, relative: float, stacklevel: int) -> None:
     )
 
 
+@functools.cache
+def _blas() -> Any:
+    """The BLAS libraries of NumPy and SciPy; finding them takes 2 ms."""
+    return load("threadpoolctl", extra="estimators").ThreadpoolController().select(user_api="blas")
+
+
 @contextmanager
 def one_thread(needed: bool) -> Iterator[None]:
-    """Let torch use one thread, if ``needed``: several would wait for each other at the end of every small product."""
+    """Let torch and BLAS use one thread, if ``needed``: several would wait for each other after every small product."""
     before = torch.get_num_threads()  # of this Python thread
     torch.set_num_threads(1 if needed else before)
     try:
-        yield
+        with _blas().limit(limits=1) if needed else nullcontext():
+            yield
     finally:
         torch.set_num_threads(before)
 

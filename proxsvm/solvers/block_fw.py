@@ -80,8 +80,11 @@ class BlockFW(DualSolver):
         from proxsvm.solvers._block.gram import GramBlocks
         from proxsvm.solvers._block.rows import RowBlocks
 
-        network = problem.linearization.features is None
-        blocks: Blocks = GramBlocks(problem, self.max_entries) if network else RowBlocks(problem, self.inner)
+        blocks: Blocks
+        if problem.linearization.features is None:
+            blocks = GramBlocks(problem, self.max_entries)
+        else:
+            blocks = RowBlocks(problem, self.inner, self.max_passes)
         rng = np.random.default_rng(self.seed)
         if start is not None:
             blocks.begin(flat_atom(start))

@@ -11,10 +11,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, scale
 from sklearn.svm import LinearSVC
 from sklearn.svm import LinearSVR as SklearnSVR
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from proxsvm.estimators import LinearSVM, LinearSVR, logistic
 from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge
 from proxsvm.solvers import BlockFW
+from proxsvm.solvers.base import Progress
 
 X, y = load_wine(return_X_y=True)
 X = scale(X)
@@ -200,3 +202,26 @@ def test_more_weights_than_a_hessian_may_have_are_left_to_l_bfgs(monkeypatch):
     assert found.objective_ == pytest.approx(exact.objective_, rel=1e-6)
     again = LinearSVM(loss="log_loss", tol=1e-6, warm_start=True).fit(X, y).fit(X, y)
     assert again.n_iter_ < found.n_iter_
+
+
+@pytest.mark.parametrize("loss", ["crammer_singer", "log_loss"])
+def test_small_fits_use_one_thread(loss, monkeypatch):
+    def threads():
+        return {torch.get_num_threads(), *(x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas")}
+
+    def stop(progress, *values):
+        seen.append(threads())
+        return real(progress, *values)
+
+    seen, real, before = [], Progress.stop, torch.get_num_threads()
+    monkeypatch.setattr(Progress, "stop", stop)
+    torch.set_num_threads(2)
+    try:
+        with threadpool_limits(2, user_api="blas"):
+            allowed = threads()
+            LinearSVM(loss=loss).fit(X, y)
+            assert 2 in allowed
+            assert seen[0] == {1}
+            assert threads() == allowed
+    finally:
+        torch.set_num_threads(before)

@@ -24,7 +24,7 @@ from torch import Tensor
 from proxsvm._scores import one_hot
 from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Rivals
 
-STEPS = 25  # about as many as a problem takes
+STEPS = 25  # about as many as a small problem takes; one with 600 weights takes 50 to 190
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED, MAX_TRIES = 1e-9, 30  # φ is solved once a step promises less than this fraction of its value, or by rounding
@@ -39,7 +39,7 @@ def work(n: int, M: int, F: int) -> float:
         return math.inf
     # The multiplications of a Hessian and its factorisation are about five times as fast as others.
     hessian = M * (M + 1) / 2 * n * side**2 + (M * side) ** 3 / 3
-    return STEPS * (hessian / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
+    return (STEPS + M * side / 8) * (hessian / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
 class Newton:

@@ -24,14 +24,14 @@ from proxsvm.solvers._block.states import AtomState, exact_state
 SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
-PASSES = 10, 1000  # of block descent: before its progress is judged, and the most that it may be predicted to take
+PASSES = 10  # of block descent, before its progress is judged
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
 class RowBlocks(Blocks):
     """W = w_t + d is kept, and v_i = W x_i evaluated where it is needed. The metric must be H⁻¹ = ``scale`` · 1."""
 
-    def __init__(self, problem: ProxProblem, inner: int) -> None:
+    def __init__(self, problem: ProxProblem, inner: int, max_passes: int = 1000) -> None:
         super().__init__(problem)
         scale, features = problem.geometry.scale(), problem.linearization.features
         assert features is not None
@@ -41,7 +41,7 @@ class RowBlocks(Blocks):
                 f"for all classes; the groups have {[(g.eta, g.metric) for g in problem.groups]}. Use CorrectiveFW or "
                 "MultiStepFW"
             )
-        self.scale, self.inner, self.features = float(scale), inner, features
+        self.scale, self.inner, self.max_passes, self.features = float(scale), inner, max_passes, features
         self.sparse = features.layout is not torch.strided
         weight, start, origin = problem.params[0], problem.start(), problem.origin
         moved = bool(weight.any())
@@ -137,16 +137,17 @@ class RowBlocks(Blocks):
                 return
 
     def _is_slow(self, gap: float, enough: float) -> bool:
-        """Whether further block steps would take longer than Newton's method, at the rate of the last half of them."""
+        """Whether, at the rate of the last half of them, further block steps would take longer than Newton's method, or
+        more passes than allowed."""
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
         passes = len(self.history)
-        if passes < PASSES[0] or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
+        if passes < PASSES or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False
         work, before = self.history[passes // 2]
         decades, missing = math.log(before / self.least_gap), math.log(self.least_gap / max(enough, 1e-300))
         times = missing / decades if decades > 0 else math.inf
-        return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > PASSES[1]
+        return times * (self.work - work) > self.newton_work or passes * (1 + times / 2) > self.max_passes
 
     def _newton_step(self, now: Evaluation, enough: float) -> None:
         """Steps of Newton's method; their point becomes the current one where D rises."""
