@@ -239,45 +239,6 @@ def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array, live: A
 
 
 @njit
-def three_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
-    """:func:`simplex_sweep` for three classes on sparse rows: all in registers, which takes half the time.
-
-    θ is the largest of those given by the seven possible supports.
-    """
-    (W, step, h, data, indices, starts), (target, cost) = model, hull
-    gains = np.zeros(len(order))
-    for t in range(order.shape[0]):
-        i = order[t]
-        a, b, c, y = s[i, 0], s[i, 1], s[i, 2], target[i]
-        e, f, g = 1.0 if y == 0 else 0.0, 1.0 if y == 1 else 0.0, 1.0 if y == 2 else 0.0
-        u = v = w = W.dtype.type(0)
-        for at in range(starts[i], starts[i + 1]):
-            k, x = indices[at], data[at]
-            u += W[0, k] * x
-            v += W[1, k] * x
-            w += W[2, k] * x
-        u, v, w = u + cost[i, 0], v + cost[i, 1], w + cost[i, 2]
-        most = max(u, max(v, w))
-        gains[t] = (max(most - (e * u + f * v + g * w), 0.0) - (a * u + b * v + c * w)) * step[i]
-        over_h = 1.0 / h[i]
-        u, v, w = a + (u - most) * over_h, b + (v - most) * over_h, c + (w - most) * over_h
-        # u + e - 1 would lose the digits of a small u.
-        one = max(u if y == 0 else u - 1.0, max(v if y == 1 else v - 1.0, w if y == 2 else w - 1.0))
-        two = max(u + v - g, max(u + w - f, v + w - e)) / 2.0
-        theta = max(one, max(two, (u + v + w) / 3.0))
-        u, v, w = max(u - theta, -e), max(v - theta, -f), max(w - theta, -g)
-        if u != a or v != b or w != c:
-            s[i, 0], s[i, 1], s[i, 2] = u, v, w
-            a, b, c = step[i] * (a - u), step[i] * (b - v), step[i] * (c - w)
-            for at in range(starts[i], starts[i + 1]):
-                k, x = indices[at], data[at]
-                W[0, k] += a * x
-                W[1, k] += b * x
-                W[2, k] += c * x
-    return gains
-
-
-@njit
 def box_best(residual: float, low: float, high: float, band: float, ridge: float) -> float:
     """The s in [low, high] with the largest s · residual − band |s| − (ridge/2) s²."""
     size = abs(residual) - band

@@ -54,25 +54,6 @@ def test_products_of_sparse_rows_equal_those_of_dense_ones(K, size):
         np.testing.assert_allclose(W, dense, atol=1e-14)
 
 
-@given(seed=st.integers(0, 10_000), C=st.sampled_from([1e-3, 1.0, 1e3]))
-def test_three_classes_move_as_any_number_of_classes_does(seed, C):
-    rng, n = np.random.default_rng(seed), 6
-    x = rng.standard_normal((n, 5)) * (rng.random((n, 5)) < 0.7) + np.eye(n, 5)
-    indices, starts = np.nonzero(x)[1].astype(np.int32), np.r_[0, np.cumsum((x != 0).sum(1))].astype(np.int32)
-    target = rng.integers(3, size=n)
-    hull, step = (target, 1.0 - np.eye(3)[target]), np.full(n, C)
-    found = []
-    for sweep in (loops.simplex_sweep, loops.three_sweep):
-        W, s = np.zeros((3, 5), order="F"), np.zeros((n, 3))
-        model = loops.LinearModel(W, step, step * (x**2).sum(1), x[x != 0], indices, starts)
-        for _ in range(3):
-            live = np.tile(np.arange(3, dtype=np.int32), (n, 1)), np.full(n, 3, np.int32)
-            gains = sweep(np.arange(n), model, hull, s, *(live if sweep is loops.simplex_sweep else ()))
-        found.append((W, s, gains))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9 * C)
-
-
 @given(z=st.floats(-600, 1e8))
 def test_omega_solves_its_equation(z):
     x = loops.wright_omega(z)

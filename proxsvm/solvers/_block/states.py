@@ -48,8 +48,6 @@ class SimplexState(BlockState):
 
     def sweep(self, model: Any, order: Array) -> Array:
         """Over the live classes."""
-        if self.s.shape[1] == 3 and model.data.ndim == 1:
-            return loops.three_sweep(order, model, self.hull, self.s)
         return loops.simplex_sweep(order, model, self.hull, self.s, self.live, self.lives)
 
 
