@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_follow import Interrupt
 
-BETA = 0.8
+BETA, BY = 0.8, ("model", "optimizer")
 FILES = ("averages.py", "follow.py", "state.py", "prox_optimizer.py")
 
 
@@ -89,17 +89,25 @@ class Averaging(RuleBasedStateMachine):
         for seed in seeds:
             self.step(seed, 1.0)
 
-    @rule(averaged=st.booleans(), by=st.sampled_from(["model", "optimizer"]), at=st.none() | st.integers(1, 150))
-    def switch(self, averaged: bool, by: str, at: int | None) -> None:
-        """Perhaps interrupted at some line, and then completed."""
-        owner = getattr(self, by)
-        change = owner.eval if averaged else owner.train
-        try:
-            with nullcontext() if at is None else Interrupt(at):
-                change()
-        except KeyboardInterrupt:
-            change()
+    @rule(averaged=st.booleans(), by=st.sampled_from(BY))
+    def switch(self, averaged: bool, by: str) -> None:
         self.averaged = averaged
+        getattr(self, by).eval() if averaged else getattr(self, by).train()
+
+    @rule(
+        averaged=st.booleans(), by=st.sampled_from(["model", "optimizer"]), first=st.integers(1, 11), back=st.booleans()
+    )
+    def switch_and_be_interrupted(self, averaged: bool, by: str, first: int, back: bool) -> None:
+        """At some lines, one after the other; each time undone, or completed in the end."""
+        self.train_a_little([first])
+        self.switch(not averaged, by)
+        for line in range(first, 300, 11):
+            with suppress(KeyboardInterrupt), Interrupt(line):
+                self.switch(averaged, by)
+            if back:
+                self.switch(not averaged, by)
+                self.what_is_in_place_and_what_is_saved_are_right()
+        self.switch(averaged, by)
 
     @rule(mode=st.booleans(), part=st.booleans())
     def set_modes(self, mode: bool, part: bool) -> None:
@@ -197,7 +205,7 @@ class Averaging(RuleBasedStateMachine):
         self.save()
         if seeds:
             self.train_a_little(seeds)
-        self.switch(averaged, "model", None)
+        self.switch(averaged, "model")
         self.load_the_weights_alone() if how == "alone" else self.load(how == "model first", fresh, late=False)
 
     @rule()

@@ -14,8 +14,8 @@ from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Kronecker, Metric
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.optimizer.test_faults import OWN
-from tests.optimizer.test_follow import Interrupt
+from tests.optimizer.test_atomic_step import RaisingAt, everything
+from tests.optimizer.test_faults import same
 
 BAD = st.sampled_from([float("nan"), float("inf"), -float("inf")])
 STALE = (
@@ -141,23 +141,6 @@ class Training(RuleBasedStateMachine):
             assert self.changed or not self.differentiated
             self.assert_unchanged(before)
 
-    @precondition(lambda self: not self.changed)
-    @rule(seed=st.integers(0, 9), at=st.integers(1, 900))
-    def step_and_be_interrupted(self, seed: int, at: int) -> None:
-        """Anywhere in the optimizer's own code: the weights are as before, or the step is complete."""
-        before = [p.detach().clone() for p in self.model.parameters()]
-        model, optimizer = copy.deepcopy((self.model, self.optimizer))
-        x, y = self.batch(seed)
-        optimizer.step(lambda: optimizer.loss(model(x), y))
-        self.zero_grad(True)
-        self.value(seed).backward()
-        with suppress(KeyboardInterrupt), Interrupt(at, OWN):
-            self.optimizer.step()
-        after = list(self.model.parameters())
-        if not all(torch.equal(p, q) for p, q in zip(before, after, strict=True)):
-            torch.testing.assert_close(after, list(model.parameters()), rtol=1e-6, atol=1e-8)
-        self.zero_grad(True)
-
     @rule(seed=st.integers(0, 9), several=st.booleans(), bad=st.none() | BAD)
     def step_with_a_closure(self, seed: int, several: bool, bad: float | None) -> None:
         x, y = self.batch(seed)
@@ -217,5 +200,32 @@ class Training(RuleBasedStateMachine):
         assert last is None or last.dual.isnan() or not last.loss.isfinite() or 0 <= last.gamma <= 1
 
 
-TestTraining = Training.TestCase
+class Interrupted(Training):
+    """The same model in one shape and precision, whose steps are interrupted."""
+
+    grow_or_prune = convert = None
+
+    @rule(seed=st.integers(0, 9), last=st.integers(1, 12))
+    def step_and_be_interrupted(self, seed: int, last: int) -> None:
+        """At one of torch's last operations, among which everything is written: nothing has changed, or all of it."""
+        x, y = self.batch(seed)
+        self.step_with_a_closure(seed, several=False, bad=None)  # so that everything that is kept exists
+        twin, counter = copy.deepcopy((self.model, self.optimizer)), RaisingAt(0)
+        for model, optimizer in (twin, (self.model, self.optimizer)):
+            model.zero_grad()
+            optimizer.zero_grad()
+            optimizer.loss(model(x), y).backward()
+            before = everything(model, optimizer)
+            with (
+                suppress(KeyboardInterrupt, MemoryError),
+                RaisingAt(counter.calls - last) if counter.calls else counter,
+            ):
+                optimizer.step()
+        after = everything(self.model, self.optimizer)
+        assert same(before, after) or same(everything(*twin), after)
+        self.zero_grad(True)
+
+
+TestTraining, TestInterrupted = Training.TestCase, Interrupted.TestCase
 TestTraining.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestInterrupted.settings = settings(TestTraining.settings, max_examples=30, stateful_step_count=20)
