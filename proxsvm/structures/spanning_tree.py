@@ -37,18 +37,14 @@ class SpanningTree(Dependencies):
         return inner(found * before(u.shape[2], target.sizes + 1)[:, None], u)
 
     def _log_z(self, u: Tensor, target: Parts) -> Tensor:
-        """log det [[0, −r], [e₁, L]] with the weights r of the root's arcs and the Laplacian L of the words.
-
-        It is the determinant of L with r in its first row, in the shape of the scores.
-        """
-        node = torch.arange(u.shape[1], device=u.device)
-        most = u.detach().amax(1)
-        most = torch.where(most > FORBIDDEN / 2, most, 0.0)  # every word has one head: a column may be shifted
-        weights = (u - most[:, None]).double().exp()
-        into = weights[:, 1:].sum(1) + ~before(len(node), target.sizes + 1)
-        e1 = ((node[:, None] == 1) & (node == 0)).double().expand_as(weights)
-        sign, log_det = torch.linalg.slogdet(e1.diagonal_scatter(into, 0, 1, 2) - weights)
-        return torch.where(sign > 0, log_det + most.double().sum(1), FORBIDDEN).to(u.dtype)
+        weights = u.double()[:, :, 1:]
+        word = before(weights.shape[2], target.sizes)
+        most = torch.where(word, weights.detach().amax(1), 0.0)  # every word has one head: a column may be shifted
+        weights = (weights - most[:, None]).exp()
+        arcs = weights[:, 1:]
+        laplacian = torch.diag_embed(arcs.sum(1) + ~word) - arcs
+        sign, log_det = torch.linalg.slogdet(torch.cat([weights[:, :1], laplacian[:, 1:]], 1))
+        return torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN).to(u.dtype)
 
     def _best(self, u: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
