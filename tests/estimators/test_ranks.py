@@ -301,7 +301,7 @@ y = np.arange(X.shape[0]) % 2
 LinearSVM(C=1e-3, max_iter=3, tol=0.1).fit(X[:500], y[:500])  # compiles, or loads what is compiled
 with open("/proc/self/status") as file:
     used = next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
-resource.setrlimit(resource.RLIMIT_DATA, (used + int(24e6), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_DATA, (used + int(40e6), resource.RLIM_INFINITY))
 try:
     np.ones(X.data.nbytes, np.uint8)
     sys.exit("a copy of X would fit")
@@ -314,7 +314,7 @@ print(LinearSVM(C=1e-3, tol=1e-2).fit(X, y).n_iter_)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory that the process may allocate")
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_memory_is_a_few_blocks(kind, tmp_path):
-    """48 MB on disk, read in blocks of 2 MB by a process that may allocate 24 MB more: a copy would not fit."""
+    """48 MB on disk, read in blocks of 2 MB by a process that may allocate 40 MB more: a copy would not fit."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((30_000, 200))
     X[:, 0] += np.arange(30_000) % 2

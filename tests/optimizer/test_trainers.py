@@ -96,22 +96,12 @@ def test_hugging_face_trainer(way):
     assert_same_weights(with_huggingface.train(**way), way)
 
 
-BOTH = """
-import sys
-from examples import with_torchrun
-folder = sys.argv[1]
-for name, options in {"ddp": [], "fsdp2": ["--shard"]}.items():
-    sys.argv[1:] = [*options, "--save", f"{folder}/{name}.pt"]
-    with_torchrun.main()
-"""
-
-
-def test_torchrun(tmp_path):
-    """Two processes, of DDP and then of FSDP2, end with the weights of the plain loop."""
-    script = tmp_path / "both.py"
-    script.write_text(BOTH)
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["ddp", "fsdp2"])
+def test_torchrun(options, tmp_path):
+    """Two processes end with the weights of the plain loop."""
+    weights = tmp_path / "weights.pt"
     engine = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*engine, str(script), str(tmp_path)]
+    command = [*engine, "-m", "examples.with_torchrun", *options, "--save", str(weights)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -120,8 +110,7 @@ def test_torchrun(tmp_path):
         os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
         raise
     assert run.returncode == 0, errors
-    for name in ("ddp", "fsdp2"):
-        close(saved(torch.load(tmp_path / f"{name}.pt")), averages())
+    close(saved(torch.load(weights)), averages())
 
 
 def test_the_script_of_torchrun_runs_alone_unchanged(tmp_path, monkeypatch, capsys):
