@@ -1,7 +1,5 @@
 """Tables as they come: features of very different scales, and any C."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

@@ -1,7 +1,5 @@
 """LinearSVM and LinearSVR: scikit-learn's contract, its objective, and its errors."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 

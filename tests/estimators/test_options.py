@@ -1,7 +1,5 @@
 """What users of scikit-learn expect: losses by name, class weights, probabilities, labels, a progress line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

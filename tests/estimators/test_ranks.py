@@ -1,7 +1,5 @@
 """Linear estimators whose rows are on several ranks, or on disk."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """ChainSVM and ChainCRFClassifier: their objective, their certificate, scikit-learn's conventions, and their errors."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 

@@ -1,7 +1,5 @@
 """The loops of BlockFW against plain formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

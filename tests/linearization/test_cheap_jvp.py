@@ -1,7 +1,5 @@
 """cheap_jvp: the same network, the same linearisation, and no silent second derivatives."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

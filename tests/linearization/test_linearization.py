@@ -1,7 +1,5 @@
 """J from one retained graph: adjoint, equal to finite differences, and with no trace of a second forward pass."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores, targets and options that no loss can take: an error that names them, before anything is computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

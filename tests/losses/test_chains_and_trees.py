@@ -3,8 +3,6 @@
 What holds for every structure is in ``tests/structures``.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

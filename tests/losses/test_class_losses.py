@@ -1,7 +1,5 @@
 """What users of nn.CrossEntropyLoss expect of every loss over classes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Grids against enumeration, both cuts; submodularity is never silently assumed."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 

@@ -1,7 +1,5 @@
 """Scores far from zero: ⟨s, u⟩ and c cancel there, and the value of a float32 loss must not lose its digits to that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

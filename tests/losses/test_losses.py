@@ -1,7 +1,5 @@
 """Losses: support functions, equal to torch's where torch has them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

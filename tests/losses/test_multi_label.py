@@ -1,7 +1,5 @@
 """Multi-label hinges against enumeration and against the tree that they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Scores that are not finite: −inf forbids a label or a transition, the rest skips the step. Masks with holes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

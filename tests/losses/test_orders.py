@@ -1,7 +1,5 @@
 """The Lovász and the average-precision hinge against their definitions over all orders of the pixels, or items."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The smooth losses: torch's values and gradients to the last digits, and a dual that certifies their steps."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

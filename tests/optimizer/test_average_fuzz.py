@@ -1,7 +1,5 @@
 """In any order of calls a followed model evaluates and saves a plain average of its weights, and trains on."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from contextlib import suppress

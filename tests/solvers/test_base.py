@@ -1,7 +1,5 @@
 """The stopping rule and the option checks that all iterative solvers share."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

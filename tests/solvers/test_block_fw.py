@@ -1,7 +1,5 @@
 """BlockFW: exact block steps on the Gram matrix of a network and on the rows of features."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """The exact QP against scikit-learn's SVMs, against itself, and verify() against all solvers."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

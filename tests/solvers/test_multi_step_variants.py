@@ -1,7 +1,5 @@
 """CorrectiveFW and the gap-driven steps: certified, monotone, exact in the limit, and cheaper than plain ones."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What holds for every loss, solver and model."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

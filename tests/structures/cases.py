@@ -1,7 +1,5 @@
 """The structures of the suite, each with random scores, a target, and every labelling that could be the target."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every structure against the list of its labellings: what holds for one holds for all."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

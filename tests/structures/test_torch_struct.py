@@ -1,7 +1,5 @@
 """Values and marginals agree with torch-struct's, for the distributions that both have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
