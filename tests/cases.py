@@ -3,6 +3,7 @@
 Every test that holds for all of them runs over the product, with no exceptions by name.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxOptimizer, ProxProblem
 from proxsvm.losses import (
@@ -80,6 +82,15 @@ class TwoBits(StructuredHinge):
     def labellings(self, scores: Any, target: Any) -> list[Tensor]:
         n = len(scores[0])
         return [torch.tensor(bits).expand(n, 2) for bits in ([0, 0], [0, 1], [1, 0], [1, 1])]
+
+
+class OracleOnly(ConvexLoss):
+    """A loss that keeps its hull to itself."""
+
+    def __init__(self, inner: ConvexLoss) -> None:
+        super().__init__(reduction=inner.reduction)
+        self.inner = inner
+        self.prepare, self.oracle, self.weights = inner.prepare, inner.oracle, inner.weights
 
 
 class BinaryHinge(PiecewiseLinearLoss):
@@ -227,6 +238,25 @@ def linear() -> nn.Module:
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, K))
+
+
+def twins(count: int = 2) -> list[nn.Module]:
+    """MLPs with the same weights."""
+    model = mlp()
+    return [model, *(copy.deepcopy(model) for _ in range(count - 1))]
+
+
+def vector(model: nn.Module) -> Tensor:
+    """A copy of the parameters that are in place."""
+    return parameters_to_vector(model.parameters()).detach().clone()
+
+
+def differentiate(optimizer: ProxOptimizer, model: nn.Module, x: Tensor, y: Any) -> Tensor:
+    """The value on a batch; the gradients are its own."""
+    optimizer.zero_grad()
+    value = optimizer.loss(model(x), y)
+    value.backward()
+    return value.detach()
 
 
 def conv() -> nn.Module:

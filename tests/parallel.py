@@ -2,6 +2,9 @@
 
 import datetime
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -41,6 +44,30 @@ def run_on_ranks(work: Callable[..., Any], *args: Any, world: int = WORLD, limit
             raise RuntimeError("\n".join(errors))
         assert not hanging, f"ranks {hanging} still ran after {limit} s"
         return results
+
+
+def message(act: Callable[[], Any]) -> str:
+    """What ``act`` raises: an assertion on a rank would leave the others waiting."""
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def run_module(name: str, *words: str, ranks: int = 0) -> str:
+    """``python -m name``, or under torchrun on so many ranks; what it prints."""
+    engine = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
+    command, pipes = [sys.executable, *engine, "-m", name, *words], dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    run = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+    try:
+        out, errors = run.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
+        raise
+    assert run.returncode == 0, errors[-2000:]
+    return out
 
 
 def _rank(work: Callable[..., Any], rank: int, world: int, folder: str, args: tuple[Any, ...]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from proxsvm import checkpoint
+from tests.optimizer.test_faults import same
 
 PAGE = 512
 
@@ -40,12 +41,6 @@ def drop(rng: random.Random, data: bytearray) -> None:
 
 
 DAMAGES = (flip, zero, truncate, drop)
-
-
-def same(a: dict, b: dict) -> bool:
-    return list(a) == list(b) and all(
-        torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
-    )
 
 
 def test_of_four_thousand_damages_none_loads_wrong_and_all_raise_value_errors(tmp_path):

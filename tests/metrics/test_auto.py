@@ -4,25 +4,23 @@ import copy
 
 import pytest
 import torch
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm.losses import CrossEntropy
 from proxsvm.solvers import SingleStepFW
-from tests.cases import METRICS, mlp
+from tests.cases import METRICS, differentiate, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import train, two_groups
-from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import batches, begun
 
 
 def test_schedulers_multiply_the_automatic_eta():
-    model = mlp()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto")
+    model, optimizer, _ = begun(loss=CrossEntropy(), lr="auto")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     train(model, optimizer, 1)
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.5
     optimizer.param_groups[0]["lr"] = 0.0
-    before = parameters_to_vector(model.parameters()).clone()
+    before = vector(model)
     assert torch.equal(train(model, optimizer, 1), before)
 
 
@@ -34,8 +32,7 @@ def test_the_automatic_eta_trains(metric):
     (x, y), *_ = batches(1, n=12)
     first = float(optimizer.loss(model(x), y).detach())
     for _ in range(400):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         optimizer.step()
     assert float(optimizer.last.loss) < 0.2 * first
 
@@ -46,9 +43,8 @@ def test_the_automatic_eta_keeps_its_history_when_the_first_group_thaws(metric):
     for order in (1, -1):
         torch.manual_seed(0)
         model = mlp()
-        optimizer = ProxOptimizer(
-            CrossEntropy(), SingleStepFW(), two_groups(model)[::order], "auto", metric=metric, fused=False
-        )
+        groups, options = two_groups(model)[::order], {"metric": metric, "fused": False}
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), groups, "auto", **options)
         model[0].requires_grad_(False)
         train(model, optimizer, 20)
         model[0].requires_grad_(True)
@@ -72,8 +68,7 @@ def test_the_history_of_version_0_2_is_found_in_whatever_group_it_is():
 
 
 def test_the_report_has_eta_and_the_step_size():
-    model = mlp()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto")
+    model, optimizer, _ = begun(loss=CrossEntropy(), lr="auto")
     train(model, optimizer, 3)
     shared, last = optimizer.param_groups[0], optimizer.last
     torch.testing.assert_close(last.eta, shared["max_distance"] / shared["squares"].sqrt(), atol=0, rtol=1e-12)

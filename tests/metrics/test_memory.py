@@ -1,7 +1,5 @@
 """Memory and the Kronecker metric: the shared plain reference, Nesterov, MoMo, dense matrices and cvxpy."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -12,32 +10,25 @@ from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
 from tests.cases import LOSSES as CASES
-from tests.cases import SMALL_MODELS, mlp, setting
+from tests.cases import SMALL_MODELS, differentiate, mlp, setting, twins, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import KINDS, train
-from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import batches, begun
 from tests.reference import PlainStep
 
 METRICS = {"euclidean": Euclidean(), "diagonal": Diagonal(eps=1e-4), "kronecker": Kronecker(eps=1e-3, every=1000)}
-
-
-def conv() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 4))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("lr", [0.05, "auto"])
 @pytest.mark.parametrize("metric", METRICS)
 def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
-    model = mlp()
-    twin = copy.deepcopy(model)
-    criterion = CrossEntropy()
-    options = {"memory": 0.9, "metric": METRICS[metric], "average": 0.995, **kind}
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr, **options)
-    plain = PlainStep(twin.parameters(), lr, metric=METRICS[metric], memory=0.9, average=0.995)
+    model, twin = twins()
+    options = {"memory": 0.9, "metric": METRICS[metric], "average": 0.995}
+    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr, **options, **kind)
+    plain = PlainStep(twin.parameters(), lr, **options)
     for x, y in batches(100, n=12):
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         optimizer.step()
         twin.zero_grad()
         value = nn.functional.cross_entropy(twin(x), y)
@@ -51,10 +42,8 @@ def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
 
 def trained(loss, metric, lr=0.3, memory=0.8):
     """An optimizer with a past, and the value of a next batch."""
-    case = setting(loss, SMALL_MODELS[1])
-    optimizer = ProxOptimizer(
-        case.loss, SingleStepFW(), case.model.parameters(), lr, 0.0, 0.01, memory=memory, metric=METRICS[metric]
-    )
+    case, options = setting(loss, SMALL_MODELS[1]), {"memory": memory, "metric": METRICS[metric]}
+    optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), lr, 0.0, 0.01, **options)
     for _ in range(3):
         optimizer.step(case.value)
     return case, optimizer
@@ -105,10 +94,9 @@ def test_one_step_of_any_solver_keeps_the_same_past(solver):
         torch.manual_seed(0)
         model = mlp()
         optimizer = ProxOptimizer(CrossEntropy(), each, model.parameters(), 0.1, memory=0.9, metric=Diagonal(eps=1e-3))
-        for x, y in batches(1):
-            before = parameters_to_vector(model.parameters()).detach().clone()
-            value = optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
-        d = parameters_to_vector(model.parameters()).detach() - before
+        (x, y), before = batches(1)[0], vector(model)
+        value = optimizer.step(lambda: optimizer.loss(model(x), y))
+        d = vector(model) - before
         q = parameters_to_vector([optimizer.state[p]["q"] for p in model.parameters()])
         h = optimizer.param_groups[0]["h"]
         torch.testing.assert_close(h, 0.1 * value.detach() + q @ d, atol=1e-10, rtol=0)  # q = (1 − μ) g
@@ -147,14 +135,13 @@ def dense(metric: Kronecker, model: nn.Module, optimizer: ProxOptimizer) -> torc
 def test_a_step_is_that_of_the_dense_matrix(largest):
     """Convolutions, matrices and vectors; a side above ``largest`` is not rotated. Bases change every other step."""
     torch.manual_seed(0)
-    model, metric, eta = conv(), Kronecker(eps=1e-4, every=2, largest=largest), 0.2
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 4))
+    metric, eta = Kronecker(eps=1e-4, every=2, largest=largest), 0.2
     optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), eta, metric=metric)
     for _ in range(5):
         x, y = torch.randn(8, 1, 4, 4), torch.randint(4, (8,))
-        before = parameters_to_vector(model.parameters()).detach().clone()
-        optimizer.zero_grad()
-        value = optimizer.loss(model(x), y)
-        value.backward()
+        before = vector(model)
+        value = differentiate(optimizer, model, x, y)
         g = parameters_to_vector([p.grad for p in model.parameters()])
         optimizer.step()
         M = dense(metric, model, optimizer)
@@ -163,7 +150,7 @@ def test_a_step_is_that_of_the_dense_matrix(largest):
         gamma = min(1.0, float(value.detach() / (eta * g @ direction)))
         assert float(optimizer.last.gamma) == pytest.approx(gamma, rel=1e-8)
         expected = before - gamma * eta * direction
-        torch.testing.assert_close(parameters_to_vector(model.parameters()).detach(), expected, atol=1e-8, rtol=0)
+        torch.testing.assert_close(vector(model), expected, atol=1e-8, rtol=0)
 
 
 def test_its_bases_are_orthogonal_and_follow_the_eigenvectors():
@@ -181,8 +168,7 @@ def test_vectors_and_a_metric_without_sides_are_the_diagonal_metric_bit_for_bit(
     found = []
     for metric in (Diagonal(), Kronecker(largest=1)):
         torch.manual_seed(0)
-        model = mlp()
-        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, metric=metric, fused=False)
+        model, optimizer, _ = begun(loss=CrossEntropy(), lr=0.01, metric=metric, fused=False)
         found.append(train(model, optimizer))
     torch.testing.assert_close(*found, atol=1e-13, rtol=0)
 
@@ -207,9 +193,9 @@ def test_half_precision_and_nonfinite_gradients(dtype):
         optimizer.loss(model(x.to(dtype)), y).backward()
         if t == 2:
             model[0].weight.grad[0, 0] = float("nan")
-        before = parameters_to_vector(model.parameters()).detach().clone()
+        before = vector(model)
         optimizer.step(loss=optimizer.last.loss if t == 2 else None)
-        assert torch.equal(before, parameters_to_vector(model.parameters())) == (t == 2)
+        assert torch.equal(before, vector(model)) == (t == 2)
         assert all(own["L"].dtype == torch.float32 for own in optimizer.state.values() if "L" in own)
     assert int(optimizer.skipped) == 1
     assert all(x.isfinite().all() for own in optimizer.state.values() for x in own.values() if torch.is_tensor(x))
@@ -219,10 +205,8 @@ def test_half_precision_and_nonfinite_gradients(dtype):
 def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
     """MoMo's cap is η / (1 − μᵗ), and its weights are 1 − μ and μ; everything else is the same."""
     momo = pytest.importorskip("momo")
-    model, lr = mlp(), 0.05
-    twin, chosen = copy.deepcopy(model), METRICS[metric]
-    options = {"metric": chosen, "memory": 0.9, "average": 0.995, "heavy_ball": True}
-    plain = PlainStep(model.parameters(), lr, **options)
+    (model, twin), chosen, lr = twins(), METRICS[metric], 0.05
+    plain = PlainStep(model.parameters(), lr, metric=chosen, memory=0.9, average=0.995, heavy_ball=True)
     if metric == "diagonal":
         peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(0.9, chosen.beta2), eps=chosen.eps)
     else:

@@ -5,34 +5,28 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxProblem
 from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import CorrectiveFW, ExactQP, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import MODELS, SOLVERS, Coupled, K, each_loss, each_metric, mlp, setting
+from tests.cases import MODELS, SOLVERS, Coupled, K, differentiate, each_loss, each_metric, mlp, setting, twins, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import batches, begun
+from tests.optimizer.test_optimizer import train as train_on
 from tests.reference import PlainStep
 
 KINDS = [{"fused": None}, {"fused": False}]
 
 
-def train(model, optimizer, steps=10, **step):
-    for x, y in batches(steps, n=12):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
-        optimizer.step(**step)
-    return parameters_to_vector(model.parameters()).detach().clone()
+def train(model, optimizer, steps=10):
+    train_on(optimizer, model, batches(steps, n=12))
+    return vector(model)
 
 
-def two_groups(model, metric=None, other=None, **options):
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), **options}]
-    if other is not None:
-        groups[1]["metric"] = other
-    return groups if metric is None else [{**groups[0], "metric": metric}, groups[1]]
+def two_groups(model):
+    return [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
 
 
 def group(lr, momentum, weight_decay, metric):
@@ -55,8 +49,7 @@ TWO = [
 @pytest.mark.parametrize("groups", ONE + TWO, ids=str)
 def test_it_is_the_plain_reference_for_100_steps(kind, groups):
     """Every other step is told a smaller value, so that γ is below 1 where η is too small to make it so."""
-    model, twin = mlp(), mlp()
-    twin.load_state_dict(model.state_dict())
+    model, twin = twins()
     parts = [model] if len(groups) == 1 else [model[0], model[2]]
     given = [{"params": part.parameters(), **own} for part, own in zip(parts, groups, strict=True)]
     optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), given, average=0.95, **kind)
@@ -65,8 +58,7 @@ def test_it_is_the_plain_reference_for_100_steps(kind, groups):
     plain = PlainStep(twin.parameters(), lr, mu, decay, metric=metric, average=0.95)
     gammas = []
     for t, (x, y) in enumerate(batches(100, n=12)):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         twin.zero_grad()
         value = nn.functional.cross_entropy(twin(x), y)
         value.backward()
@@ -84,14 +76,12 @@ def test_without_momentum_and_decay_it_is_momo_adam():
     """MoMo-Adam with β₁ = 0: τ = min(η, loss/⟨g, M⁻¹g⟩). Its decay divides by 1 + ηλ where ours multiplies by 1 − ηλ,
     and its momentum averages gradients and values, where γ here is exact for the batch at hand."""
     momo = pytest.importorskip("momo")
-    model, twin = mlp(), mlp()
-    twin.load_state_dict(model.state_dict())
+    model, twin = twins()
     optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.3, metric=Diagonal())
     peer = momo.MomoAdam(twin.parameters(), lr=0.3, betas=(0.0, 0.999), eps=1e-8)
     gammas = []
     for x, y in batches(100, n=12):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         optimizer.step()
         gammas.append(float(optimizer.last.gamma))
         twin.zero_grad()
@@ -172,14 +162,11 @@ def test_the_exact_value_is_that_of_the_primal_written_out(metric, name):
 @each_metric
 def test_gamma_is_the_best_of_a_line_search(metric):
     model, (x, y) = mlp(), batches(1, n=12)[0]
-    problem = ProxProblem.from_scores(
-        MultiClassHinge(), model(x), y, model.parameters(), lr=3.0, weight_decay=0.1, metric=metric
-    )
-    first = problem.first()
-    gamma = float(problem.move(problem.start(), first).gamma)
-    grid = torch.linspace(0, 1, 20001)
-    duals = [float(problem.dual(first.shrunk(float(t)))) for t in grid[:: len(grid) // 200]]
-    assert gamma == pytest.approx(float(grid[:: len(grid) // 200][torch.tensor(duals).argmax()]), abs=0.01)
+    options = {"lr": 3.0, "weight_decay": 0.1, "metric": metric}
+    problem = ProxProblem.from_scores(MultiClassHinge(), model(x), y, model.parameters(), **options)
+    first, grid = problem.first(), torch.linspace(0, 1, 201)
+    duals = torch.tensor([float(problem.dual(first.shrunk(float(t)))) for t in grid])
+    assert problem.move(problem.start(), first).gamma == pytest.approx(float(grid[duals.argmax()]), abs=0.01)
 
 
 @each_metric
@@ -192,34 +179,25 @@ def test_a_solver_is_verified_to_be_optimal_in_every_metric(metric, loss):
     assert report.optimal, report
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Diagonal(beta2=1.0), r"beta2 is 1\.0; expected a number in \[0, 1\)"),
-        (lambda: Diagonal(beta2=-0.1), "beta2 is -0.1"),
-        (lambda: Diagonal(eps=0.0), r"eps is 0\.0; expected a number above 0"),
-        (lambda: Diagonal(eps=math.nan), "eps is nan"),
-    ],
-)
-def test_bad_options_of_a_metric(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize(("option", "value"), [("beta2", 1.0), ("beta2", -0.1), ("eps", 0.0), ("eps", math.nan)])
+def test_bad_options_of_a_metric(option, value):
+    expected = {"beta2": r"in \[0, 1\)", "eps": "above 0"}[option]
+    with pytest.raises(ValueError, match=f"{option} is {value}; expected a number {expected}"):
+        Diagonal(**{option: value})
 
 
 @pytest.mark.parametrize("metric", [Diagonal, "diagonal", 3])
 def test_a_metric_is_an_instance(metric):
-    model = mlp()
-    with pytest.raises(TypeError, match=r"metric is .*expected an instance of a proxsvm\.metrics\.Metric"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), metric=metric)
-    with pytest.raises(TypeError, match="metric is"):
-        ProxOptimizer(CrossEntropy(), SingleStepFW(), [{"params": model.parameters(), "metric": metric}])
+    params = list(mlp().parameters())
+    for given, option in ((params, {"metric": metric}), ([{"params": params, "metric": metric}], {})):
+        with pytest.raises(TypeError, match=r"metric is .*expected an instance of a proxsvm\.metrics\.Metric"):
+            ProxOptimizer(CrossEntropy(), SingleStepFW(), given, **option)
 
 
 def test_auto_needs_an_optimizer():
-    model, (x, y) = mlp(), batches(1)[0]
+    model, optimizer, (x, y) = begun(loss=CrossEntropy())
     with pytest.raises(ValueError, match="'auto' needs the history of an optimizer"):
         ProxProblem.from_scores(CrossEntropy(), model(x), y, model.parameters(), lr="auto")
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters())
     optimizer.param_groups[0]["lr"] = "auto"
     with pytest.raises(ValueError, match="whose group was created with it"):
         optimizer.step(lambda: optimizer.loss(model(x), y))

@@ -12,9 +12,11 @@ from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import CorrectiveFW, MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp
+from tests.cases import differentiate, mlp, twins
 from tests.metrics.test_metrics import KINDS, train, two_groups
+from tests.optimizer.test_faults import same
 from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import train as train_on
 
 
 @pytest.mark.parametrize("lr", [0.01, "auto"])
@@ -37,8 +39,7 @@ def test_training_continues_bit_for_bit(lr, kind, way):
     else:
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         if way == "file":
-            file = io.BytesIO()
-            torch.save(saved, file)
+            torch.save(saved, file := io.BytesIO())
             file.seek(0)
             saved = torch.load(file, weights_only=True)
         saved = copy.deepcopy(saved)
@@ -57,9 +58,8 @@ def test_what_belongs_to_all_groups_is_loaded_and_moves_with_the_parameters():
         optimizer.step(loss=loss)
     saved = copy.deepcopy(optimizer.state_dict())
     for device in ("cpu", "meta"):
-        resumed = ProxOptimizer(
-            L1Regression(), SingleStepFW(), [nn.Parameter(w.detach().to(device))], lr="auto", memory=0.9
-        )
+        params = [nn.Parameter(w.detach().to(device))]
+        resumed = ProxOptimizer(L1Regression(), SingleStepFW(), params, lr="auto", memory=0.9)
         resumed.load_state_dict(saved)
         found = {name: x for name, x in resumed.param_groups[0].items() if isinstance(x, torch.Tensor)}
         assert set(found) == {"skipped", "h", "max_distance", "squares"}
@@ -78,32 +78,23 @@ def test_a_skipped_step_changes_no_bit(lr, kind):
     optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), lr, **options)
     train(model, optimizer)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    (x, y), *_ = batches(1)
-    optimizer.zero_grad()
-    optimizer.loss(model(x), y).backward()
+    differentiate(optimizer, model, *batches(1)[0])
     model[0].weight.grad[0, 0] = math.nan
     optimizer.step()
     assert int(optimizer.skipped) == 1
     before[1]["param_groups"][0]["skipped"] += 1
-    after = model.state_dict(), optimizer.state_dict()
-    flat = [torch.utils._pytree.tree_leaves(tree) for tree in (before, after)]
-    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*flat, strict=True))
+    assert same(before, (model.state_dict(), optimizer.state_dict()))
 
 
 def test_half_precision_parameters_keep_their_moments_in_float32():
     model = mlp().bfloat16()
     optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.01, metric=Diagonal(), average=0.9)
-    for x, y in batches(3):
-        optimizer.zero_grad()
-        optimizer.loss(model(x.bfloat16()), y).backward()
-        optimizer.step()
-    state = optimizer.state[model[0].weight]
-    assert state["v"].dtype == state["average"].dtype == torch.float32
+    train_on(optimizer, model, [(x.bfloat16(), y) for x, y in batches(3)])
     saved = copy.deepcopy(optimizer.state_dict())
     optimizer.load_state_dict(saved)
-    state = optimizer.state[model[0].weight]
-    assert state["v"].dtype == state["average"].dtype == torch.float32
-    assert torch.equal(state["v"], saved["state"][0]["v"])
+    for state in (optimizer.state[model[0].weight], saved["state"][0]):
+        assert state["v"].dtype == state["average"].dtype == torch.float32
+    assert torch.equal(optimizer.state[model[0].weight]["v"], saved["state"][0]["v"])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -143,10 +134,7 @@ def test_a_count_that_was_loaded_is_not_shared_with_another_group():
 
 @pytest.mark.parametrize("solver", [MultiStepFW(3), CorrectiveFW(3)])
 def test_solvers_of_several_steps_learn_the_same_moments(solver):
-    model, twin = mlp(), mlp()
-    twin.load_state_dict(model.state_dict())
-    (x, y), *_ = batches(1, n=12)
-    kept = []
+    (model, twin), (x, y), kept = twins(), batches(1, n=12)[0], []
     for s, m in ((solver, model), (SingleStepFW(), twin)):
         optimizer = ProxOptimizer(MultiClassHinge(), s, m.parameters(), 0.01, metric=Diagonal())
         optimizer.step(lambda: optimizer.loss(m(x), y))
@@ -157,8 +145,7 @@ def test_solvers_of_several_steps_learn_the_same_moments(solver):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_closure_is_clipped_as_a_backward_pass_is(kind):
-    (model, twin), options = (mlp(), mlp()), {"lr": 0.2, "metric": Diagonal(), "max_grad_norm": 0.3, **kind}
-    twin.load_state_dict(model.state_dict())
+    (model, twin), options = twins(), {"lr": 0.2, "metric": Diagonal(), "max_grad_norm": 0.3, **kind}
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), **options)
     train(model, optimizer)
     other = ProxOptimizer(MultiClassHinge(), SingleStepFW(), twin.parameters(), **options)

@@ -43,37 +43,30 @@ def test_the_statistics_of_the_averages_are_torchs_own_and_training_keeps_its_ow
     after = both(model)
     assert equal(after[0], weights)
     assert equal(after[1][:6], averages[:6])
-    for a, b in zip(after[1][6:8], expected, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(after[1][6:8], expected)
     assert not torch.equal(after[1][6], averages[6])
     assert torch.equal(after[1][8], averages[8])  # how many batches were seen
     go_on(model, optimizer, 5, 7)
 
 
-def test_wrappers_and_models_inside_of_others():
+def test_models_inside_of_others_and_those_that_follow_nobody():
     model, _ = following()
     expected = expected_of(model, INPUTS)
-    model.train()
-    outer = nn.Sequential(nn.Identity(), model)
-    refresh_batch_norm(outer, INPUTS)
+    refresh_batch_norm(nn.Sequential(nn.Identity(), model.train()), INPUTS)
     weights, averages = both(model)
     torch.testing.assert_close(averages[6], expected[0])
     assert not torch.equal(weights[6], averages[6])
-
-
-def test_a_model_that_follows_nobody():
-    torch.manual_seed(0)
-    model = Net()
-    optimizer = make(model)
-    go_on(model, optimizer, 0, 5)
-    weights = values(model)
+    alone = Net()
+    optimizer = make(alone)
+    go_on(alone, optimizer, 0, 5)
+    weights = values(alone)
     optimizer.eval()
-    expected = expected_of(copy.deepcopy(model), INPUTS)
-    refresh_batch_norm(model, INPUTS)
-    assert model.training
+    expected = expected_of(copy.deepcopy(alone), INPUTS)
+    refresh_batch_norm(alone, INPUTS)
+    assert alone.training
     optimizer.train()
-    assert equal(values(model)[:6], weights[:6])
-    torch.testing.assert_close(values(model)[6], expected[0])
+    assert equal(values(alone)[:6], weights[:6])
+    torch.testing.assert_close(values(alone)[6], expected[0])
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,16 @@ import torch
 import torch._dynamo
 import torch._inductor.metrics as metrics
 from torch._dynamo.backends.registry import lookup_backend
-from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
 from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp
-from tests.optimizer.test_optimizer import batches
+from tests.cases import differentiate, mlp, vector
+from tests.optimizer.test_optimizer import batches, begun
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*is deprecated.*:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +73,7 @@ def train(way, *, smooth=False, **options):
             scheduler.step()
         elif options["lr"] != "auto":
             optimizer.param_groups[0]["lr"].mul_(0.9)
-    return parameters_to_vector(model.parameters()).detach(), graphs, optimizer
+    return vector(model), graphs, optimizer
 
 
 @pytest.mark.parametrize(
@@ -106,18 +102,16 @@ def test_compiled_training_is_eager_training(way, options):
 
 
 def test_a_compiled_step_skips_and_counts():
-    model = mlp()
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.5, momentum=0.9)
+    model, optimizer, _ = begun(lr=0.5, momentum=0.9)
     step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
     data = batches(4)
     for t, (x, y) in enumerate(data):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
-        before = parameters_to_vector(model.parameters()).clone()
+        differentiate(optimizer, model, x, y)
+        before = vector(model)
         if t == 2:
             next(model.parameters()).grad.fill_(float("nan"))
         step()
-        assert torch.equal(before, parameters_to_vector(model.parameters())) == (t == 2)
+        assert torch.equal(before, vector(model)) == (t == 2)
     assert optimizer.skipped == 1
 
 

@@ -1,6 +1,5 @@
 """Distributed data parallel: two ranks on halves of a batch are one process on the whole."""
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -12,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxProblem
-from proxsvm.losses import Atom, ConvexLoss, CrossEntropy, MultiClassHinge
+from proxsvm.losses import ConvexLoss, CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal, Kronecker
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, ExactQP, MultiStepFW, SingleStepFW
-from tests.cases import K, mlp
+from tests.cases import K, OracleOnly, differentiate, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.parallel import run_on_ranks
+from tests.optimizer import test_optimizer
+from tests.parallel import message, run_on_ranks
 
-STEPS, BATCH, SINGLE = 15, 8, SingleStepFW()
+STEPS, BATCH, SINGLE, HINGE = 15, 8, SingleStepFW(), MultiClassHinge()
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,6 @@ class Case:
         return self.name
 
 
-class OracleOnly(MultiClassHinge):
-    """Whose hull no solver knows."""
-
-    def oracle(self, scores: Any, target: Any) -> Atom:
-        return MultiClassHinge().oracle(scores, target)
-
-    def hull(self, scores: Any, target: Any) -> None:
-        return None
-
-
 MEMORY = {"metric": Diagonal(), "memory": 0.9}
 CASES = [
     Case("single"),
@@ -72,7 +61,7 @@ CASES = [
     Case("corrective", CorrectiveFW(5, tol=1e-9), closure=True, steps=4),
     Case("corrective-uneven", CorrectiveFW(4, tol=0.05), closure=True, rows=5, steps=4),
     Case("corrective-forgets", CorrectiveFW(9, tol=0.0, memory=3), closure=True, rows=6, steps=4),
-    Case("corrective-oracle", CorrectiveFW(4, tol=0.05), closure=True, loss=OracleOnly, steps=4),
+    Case("corrective-oracle", CorrectiveFW(4, tol=0.05), closure=True, loss=lambda: OracleOnly(HINGE), steps=4),
     Case("corrective-memory", CorrectiveFW(4), lr=0.2, closure=True, options=MEMORY, steps=4),
     Case("block", BlockFW(tol=1e-12), closure=True, rows=5, steps=4),
     Case("block-smooth-loss", BlockFW(tol=1e-13), closure=True, loss=CrossEntropy, steps=4),
@@ -88,9 +77,7 @@ CASES = [
 ]
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
-    g = torch.Generator().manual_seed(1)
-    return [(torch.randn(BATCH, 5, generator=g), torch.randint(K, (BATCH,), generator=g)) for _ in range(STEPS)]
+batches = functools.partial(test_optimizer.batches, STEPS, BATCH)
 
 
 def make(case: Case, model: nn.Module) -> ProxOptimizer:
@@ -109,14 +96,14 @@ def train_alone(case: Case) -> tuple[Tensor, list[float]]:
         optimizer.zero_grad()
         optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y, weight))
         gammas.append(float(optimizer.last.gamma))
-    return parameters_to_vector(model.parameters()).detach(), gammas
+    return vector(model), gammas
 
 
 def train_on_rank(rank: int, case: Case) -> dict[str, Any]:
     torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
     model = DistributedDataParallel(mlp())
     optimizer, gammas, reductions = make(case, model), [], []
-    counted = count_reductions(reductions)
+    stop = count_reductions(reductions)
     for x, y in batches()[: case.steps]:
         x, y = (t[: case.rows] if rank == 0 else t[case.rows :] for t in (x, y))
         optimizer.zero_grad()
@@ -130,9 +117,8 @@ def train_on_rank(rank: int, case: Case) -> dict[str, Any]:
             optimizer.step()
             assert len(reductions) == 1, "one reduction a step"
         gammas.append(float(optimizer.last.gamma))
-    counted()
-    kept = [copy.deepcopy(optimizer.state[p]) for p in model.parameters()]
-    return {"weights": parameters_to_vector(model.parameters()).detach(), "gammas": gammas, "state": kept}
+    stop()
+    return {"weights": vector(model), "gammas": gammas, "state": [optimizer.state[p] for p in model.parameters()]}
 
 
 def count_reductions(calls: list[int]) -> Any:
@@ -148,9 +134,7 @@ def count_reductions(calls: list[int]) -> Any:
 
 
 def work(rank: int) -> dict[str, Any]:
-    results: dict[str, Any] = {case.name: train_on_rank(rank, case) for case in CASES}
-    results["faults"] = faults(rank)
-    return results
+    return {case.name: train_on_rank(rank, case) for case in CASES} | {"faults": faults(rank)}
 
 
 class Careless(DualSolver):
@@ -164,21 +148,12 @@ class Careless(DualSolver):
         return dataclasses.replace(point, lam=point.lam + own)
 
 
-def message(error: type[Exception], act: Any) -> str:
-    try:
-        act()
-    except error as e:
-        return str(e)
-    return "no error"
-
-
 def faults(rank: int) -> dict[str, Any]:
     """What must be refused, and what happens when the ranks are not kept together."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns
 
     found: dict[str, Any] = {}
-    (x, y), *_ = batches()
-    x, y = x[rank::2], y[rank::2]
+    x, y = (t[rank::2] for t in batches()[0])
 
     def one_step(optimizer: Any, criterion: MultiClassHinge, model: nn.Module, batch: Tensor = x) -> None:
         criterion(model(batch), y).backward()
@@ -189,29 +164,28 @@ def faults(rank: int) -> dict[str, Any]:
         return ProxOptimizer(criterion, solver, model.parameters(), **options), criterion, model
 
     one_step(*made(model := DistributedDataParallel(mlp()), lr=50.0, process_group=None))
-    found["drifted"] = parameters_to_vector(model.parameters()).detach()
+    found["drifted"] = vector(model)
 
     criterion, model = MultiClassHinge(), nn.Sequential(nn.Linear(5, K), nn.Linear(K, K), nn.Linear(K, K))
     zero = ZeroRedundancyOptimizer(model.parameters(), functools.partial(ProxOptimizer, criterion, SINGLE), lr=0.1)
-    found["zero"] = message(RuntimeError, lambda: one_step(zero, criterion, model))
+    found["zero"] = message(lambda: one_step(zero, criterion, model))
 
     torch.manual_seed(rank)
     different = made(nn.Linear(5, K))
-    found["different"] = message(RuntimeError, lambda: one_step(*different))
+    found["different"] = message(lambda: one_step(*different))
 
     for name, solver in (("exact step", ExactQP()), ("careless", Careless())):
         optimizer, criterion, model = made(DistributedDataParallel(mlp()), solver)
-        found[name] = message(RuntimeError, lambda: optimizer.step(lambda: criterion(model(x), y)))
-    found["exact"] = message(RuntimeError, lambda: ExactQP().solve(optimizer.problem(criterion(model(x), y))))
+        found[name] = message(lambda: optimizer.step(lambda: criterion(model(x), y)))
+    found["exact"] = message(lambda: ExactQP().solve(optimizer.problem(criterion(model(x), y))))
 
     optimizer, criterion, model = made(DistributedDataParallel(mlp()))
-    before = parameters_to_vector(model.parameters()).detach().clone()
-    one_step(optimizer, criterion, model, x * float("nan") if rank == 1 else x)
-    found["nan"] = (torch.equal(before, parameters_to_vector(model.parameters())), int(optimizer.skipped))
+    before = vector(model)
+    one_step(optimizer, criterion, model, x * torch.nan if rank == 1 else x)
+    found["nan"] = (torch.equal(before, vector(model)), int(optimizer.skipped))
 
     found["bases"] = bases_that_differ(rank)
     halves = [dist.new_group([r]) for r in range(2)]  # a group of one: nothing to reduce
-    torch.manual_seed(rank)
     own = made(mlp(), process_group=halves[rank])
     one_step(*own)
     found["own group"] = bool(own[0].last.gamma > 0)
@@ -221,16 +195,14 @@ def faults(rank: int) -> dict[str, Any]:
 def bases_that_differ(rank: int) -> Any:
     """Steps where one rank's decompositions have other signs and another order, which are arbitrary."""
     torch.manual_seed(0)
-    model, criterion = DistributedDataParallel(mlp()), MultiClassHinge(smooth=True)
-    options = {"memory": 0.9, "average": 0.9, "metric": Kronecker(every=2)}
-    optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), lr="auto", **options)
+    model, options = DistributedDataParallel(mlp()), {"memory": 0.9, "average": 0.9, "metric": Kronecker(every=2)}
+    optimizer = ProxOptimizer(MultiClassHinge(smooth=True), SINGLE, model.parameters(), lr="auto", **options)
     eigh, qr = torch.linalg.eigh, torch.linalg.qr
     if rank == 1:
         torch.linalg.eigh = lambda x: (eigh(x)[0].flip(-1), -eigh(x)[1].flip(-1))
         torch.linalg.qr = lambda x: (-qr(x)[0], -qr(x)[1])
     for x, y in batches():
-        optimizer.zero_grad()
-        criterion(model(x[rank::2]), y[rank::2]).backward()
+        differentiate(optimizer, model, x[rank::2], y[rank::2])
         optimizer.step()
     torch.linalg.eigh, torch.linalg.qr = eigh, qr
     scalars = {name: x for name, x in optimizer.param_groups[0].items() if isinstance(x, Tensor)}

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm.losses import CrossEntropy
 from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.cases import vector
+from tests.optimizer.test_optimizer import train
 
 
 def network() -> nn.Module:
@@ -30,11 +31,8 @@ def by_hand(batches: Any, epochs: int, **options: Any) -> torch.Tensor:
     model, criterion = network(), CrossEntropy()
     optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters(), **options)
     for _ in range(epochs):
-        for x, y in batches:
-            optimizer.zero_grad()
-            criterion(model(x), y).backward()
-            optimizer.step()
-    return parameters_to_vector(model.parameters()).detach()
+        train(optimizer, model, batches)
+    return vector(model)
 
 
 def skorch_net(criterion: CrossEntropy, **options: Any) -> Any:
@@ -46,13 +44,8 @@ def skorch_net(criterion: CrossEntropy, **options: Any) -> Any:
             return self.optimizer_.loss(y_pred, y_true)
 
     options = {"max_epochs": 5, "batch_size": 16, "train_split": None, "verbose": 0, "lr": 0.3, **options}
-    return Classifier(
-        network(),
-        criterion=criterion,
-        optimizer=partial(ProxOptimizer, criterion, SingleStepFW()),
-        optimizer__momentum=0.9,
-        **options,
-    )
+    factory = partial(ProxOptimizer, criterion, SingleStepFW())
+    return Classifier(network(), criterion=criterion, optimizer=factory, optimizer__momentum=0.9, **options)
 
 
 def test_skorch():
@@ -60,7 +53,7 @@ def test_skorch():
     net = skorch_net(CrossEntropy())
     net.fit(x.numpy(), y.numpy())
     expected = by_hand(list(zip(x.split(16), y.split(16), strict=True)), 5, lr=0.3, momentum=0.9)
-    assert torch.equal(parameters_to_vector(net.module_.parameters()), expected)
+    assert torch.equal(vector(net.module_), expected)
     assert np.mean(net.predict(x.numpy()) == y.numpy()) > 0.8
 
 

@@ -13,16 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm import checkpoint
 from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.metrics import Kronecker
 from proxsvm.solvers import SingleStepFW
-from tests.cases import K, mlp
+from tests.cases import K, differentiate, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.optimizer.test_follow import Interrupt
-from tests.optimizer.test_optimizer import batches, optimizer_for, train
+from tests.optimizer.test_optimizer import batches, begun, optimizer_for, train
 from tests.parallel import run_on_ranks
 
 # Gradients are poisoned by hand here, which the optimizer notices.
@@ -33,15 +32,10 @@ OWN = tuple(f"optimizer/{name}.py" for name in ("prox_optimizer", "state", "grou
 OWN += ("proxsvm/geometry.py", "proxsvm/problem.py", "_kernels/step.py")
 
 
-def trained(model=None, steps=3):
-    model = model or mlp()
-    optimizer = optimizer_for(model, lr=0.5, momentum=0.9)
-    train(optimizer, model, batches(steps))
+def trained(model):
+    optimizer, dtype = optimizer_for(model, lr=0.5, momentum=0.9), next(model.parameters()).dtype
+    train(optimizer, model, [(x.to(dtype), y) for x, y in batches(3)])
     return model, optimizer
-
-
-def snapshot(model, optimizer):
-    return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
 
 def same(a, b):
@@ -83,28 +77,23 @@ def test_kill_9_while_saving_leaves_the_previous_checkpoint(tmp_path):
     assert checkpoint.load(path, model=model) == {"epoch": 3}
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, K)),
-        lambda: nn.Sequential(*mlp(), nn.Linear(K, K)),
-        lambda: mlp().float(),
-    ],
-    ids=["other shapes", "deeper", "another dtype"],
-)
-def test_a_checkpoint_of_another_model_changes_nothing(build, tmp_path):
-    checkpoint.save(tmp_path / "c.pt", **dict(zip(("model", "optimizer"), trained(), strict=True)))
-    model = build()
-    optimizer = optimizer_for(model, lr=0.1, momentum=0.9)
-    dtype = next(model.parameters()).dtype
-    train(optimizer, model, [(x.to(dtype), y) for x, y in batches(1)])
-    before = snapshot(model, optimizer)
-    with pytest.raises(ValueError, match="does not fit"):
-        checkpoint.load(tmp_path / "c.pt", model=model, optimizer=optimizer)
-    for parts in ({"model": model}, {"optimizer": optimizer}):
+OTHERS = {
+    "other shapes": lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, K)),
+    "deeper": lambda: nn.Sequential(*mlp(), nn.Linear(K, K)),
+    "another dtype": lambda: mlp().float(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_another_model_changes_nothing(name, tmp_path):
+    model, optimizer = trained(mlp())
+    checkpoint.save(tmp_path / "c.pt", model=model, optimizer=optimizer)
+    model, optimizer = trained(OTHERS[name]())
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for parts in ({"model": model, "optimizer": optimizer}, {"model": model}, {"optimizer": optimizer}):
         with pytest.raises(ValueError, match="does not fit"):
             checkpoint.load(tmp_path / "c.pt", **parts)
-    assert same(before, snapshot(model, optimizer))
+    assert same(before, (model.state_dict(), optimizer.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -117,10 +106,9 @@ def test_a_step_that_is_interrupted_anywhere_is_complete_or_has_not_begun(option
     k, finished, seen, data = 1, False, set(), batches(5)
     while not finished:
         torch.manual_seed(0)
-        model = mlp()
-        optimizer = optimizer_for(model, **options)
+        model, optimizer, _ = begun(**options)
         train(optimizer, model, data[:2])
-        before, (other, twin) = parameters_to_vector(model.parameters()), copy.deepcopy((model, optimizer))
+        before, (other, twin) = vector(model), copy.deepcopy((model, optimizer))
         train(twin, other, data[2:3])
         optimizer.zero_grad()
         optimizer.loss(model(data[2][0]), data[2][1]).backward()
@@ -130,11 +118,11 @@ def test_a_step_that_is_interrupted_anywhere_is_complete_or_has_not_begun(option
                 finished = True
         except KeyboardInterrupt:
             pass
-        after = parameters_to_vector(model.parameters())
+        after = vector(model)
         seen.add(moved := not torch.equal(before, after))
-        assert not moved or torch.equal(after, parameters_to_vector(other.parameters())), k
+        assert not moved or torch.equal(after, vector(other)), k
         train(optimizer, model, data[3:])
-        assert parameters_to_vector(model.parameters()).isfinite().all()
+        assert vector(model).isfinite().all()
         k += 5
     assert seen == {False, True}
 
@@ -143,8 +131,7 @@ def die_at_step_three(rank):
     model = DistributedDataParallel(mlp())
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), lr=0.1)
     for t, (x, y) in enumerate(batches(6)):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         if rank == 1 and t == 3:
             os._exit(9)  # between backward() and step(): the other waits in the optimizer's own reduction
         try:
@@ -179,12 +166,9 @@ def test_two_thousand_steps_with_faults_in_one_percent():
     kinds = torch.randint(4, (steps,), generator=draw)
     values = [float("nan"), float("inf"), -float("inf")]
     data = [(x, torch.randn(4, 1)) for x, _ in batches(16, n=4)]
-    clean, faulty = (nn.Linear(5, 1, bias=False) for _ in range(2))
-    faulty.load_state_dict(clean.state_dict())
-    reference, optimizer = (
-        optimizer_for(m, loss=L1Regression(), lr=0.3, momentum=0.9, weight_decay=1e-3) for m in (clean, faulty)
-    )
-    memory, objects = [], []
+    clean, memory, objects = nn.Linear(5, 1, bias=False), [], []
+    faulty, options = copy.deepcopy(clean), {"lr": 0.3, "momentum": 0.9, "weight_decay": 1e-3}
+    reference, optimizer = (optimizer_for(m, loss=L1Regression(), **options) for m in (clean, faulty))
     for t in range(steps):
         x, y = data[t % len(data)]
         optimizer.zero_grad()
@@ -214,8 +198,7 @@ def test_two_thousand_steps_with_faults_in_one_percent():
 
 
 def test_a_forgotten_loss_is_freed_with_its_graph():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model)
+    model, optimizer, (x, y) = begun()
     scores = model(x)
     alive = weakref.ref(scores)
     value = optimizer.loss(scores, y)

@@ -5,39 +5,31 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from proxsvm import follow, refresh_batch_norm
+from tests.cases import differentiate
 from tests.optimizer.test_averages import make, reference
 from tests.optimizer.test_follow import Net, equal
+from tests.optimizer.test_fsdp import sharded, whole
 from tests.optimizer.test_optimizer import batches
 from tests.parallel import run_on_ranks
 
 KINDS = ["ddp", "fsdp2", "hsdp"]
 
 
-def whole(model: nn.Module) -> list[Tensor]:
-    """What is in place, gathered."""
-    tensors = (*model.parameters(), *model.buffers())
-    return [getattr(x, "full_tensor", lambda x=x: x)().detach().clone() for x in tensors]
-
-
-def train(model: nn.Module, wrapped: nn.Module, optimizer: Any, rank: int, start: int, end: int, after: Any) -> None:
+def train(model: nn.Module, optimizer: Any, rank: int, start: int, end: int, after: Any = lambda: None) -> None:
     for x, y in batches(end, n=12)[start:]:
-        optimizer.zero_grad()
-        optimizer.loss(wrapped(x.chunk(2)[rank]), y.chunk(2)[rank]).backward()
+        differentiate(optimizer, model, x.chunk(2)[rank], y.chunk(2)[rank])
         optimizer.step()
         after()
 
 
-def sharded(model: nn.Module, hybrid: bool = False) -> nn.Module:
+def over_ranks(model: nn.Module, hybrid: bool = False) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     names = ("replicate", "shard") if hybrid else None
-    mesh = init_device_mesh("cpu", (2, 1) if hybrid else (2,), mesh_dim_names=names)
-    fully_shard(model.backbone, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return sharded(model, init_device_mesh("cpu", (2, 1) if hybrid else (2,), mesh_dim_names=names))
 
 
 def on_rank(rank: int, kind: str) -> dict[str, Any]:
@@ -46,7 +38,7 @@ def on_rank(rank: int, kind: str) -> dict[str, Any]:
     torch.manual_seed(0)
     plain = Net()
     expected, model = reference(plain), copy.deepcopy(plain)
-    wrapped = DistributedDataParallel(model) if kind == "ddp" else sharded(model, kind == "hsdp")
+    wrapped = DistributedDataParallel(model) if kind == "ddp" else over_ranks(model, kind == "hsdp")
     optimizer = make(model)
     wrapped(batches(1, n=12)[0][0])  # FSDP2 keeps gathered copies of what its root holds
     for here, there in zip(model.buffers(), plain.buffers(), strict=True):
@@ -58,10 +50,8 @@ def on_rank(rank: int, kind: str) -> dict[str, Any]:
             p.data.copy_(w)
         expected.update_parameters(plain)
 
-    train(model, wrapped, optimizer, rank, 0, 30, mirror)
-    results: dict[str, Any] = {
-        "expected": [x.detach() for x in (*expected.module.parameters(), *expected.module.buffers())]
-    }
+    train(wrapped, optimizer, rank, 0, 30, mirror)
+    results: dict[str, Any] = {"expected": whole(expected.module)}
     x = batches(1, n=12)[0][0]
     for turn in ("first", "second"):
         weights = whole(wrapped)
@@ -79,39 +69,30 @@ def on_rank(rank: int, kind: str) -> dict[str, Any]:
 def checkpoints(rank: int, folder: str) -> dict[str, Any]:
     """torch.distributed.checkpoint in both modes, resumed before and after follow()."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        get_state_dict,
-        set_state_dict,
-    )
-
-    def nothing() -> None: ...
+    from torch.distributed.checkpoint import state_dict as of
 
     results: dict[str, Any] = {}
     for mode in ("train", "eval"):
         torch.manual_seed(0)
-        model = sharded(Net())
-        optimizer = make(model)
-        follow(model, optimizer)
-        train(model, model, optimizer, rank, 0, 5, nothing)
+        model = over_ranks(Net())
+        optimizer = make(model, follow=model)
+        train(model, optimizer, rank, 0, 5)
         averages = whole(model.eval())
         getattr(model, mode)()
-        gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        gathered = of.get_model_state_dict(model, options=of.StateDictOptions(full_state_dict=True))
         names = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
         results[f"{mode}, gathered"] = equal([gathered[n] for n in names], averages)
-        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        states = dict(zip(("model", "optimizer"), of.get_state_dict(model, optimizer), strict=True))
         dcp.save(states, checkpoint_id=f"{folder}/{mode}")
-        train(model.train(), model, optimizer, rank, 5, 8, nothing)
+        train(model.train(), optimizer, rank, 5, 8)
 
         torch.manual_seed(1)
-        other = sharded(Net())
-        resumed = make(other)
-        follow(other, resumed)
-        states = dict(zip(("model", "optimizer"), get_state_dict(other, resumed), strict=True))
+        other = over_ranks(Net())
+        resumed = make(other, follow=other)
+        states = dict(zip(("model", "optimizer"), of.get_state_dict(other, resumed), strict=True))
         dcp.load(states, checkpoint_id=f"{folder}/{mode}")
-        set_state_dict(other, resumed, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
-        train(other.train(), other, resumed, rank, 5, 8, nothing)
+        of.set_state_dict(other, resumed, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        train(other.train(), resumed, rank, 5, 8)
         for kind, state in (("weights", "train"), ("averages", "eval")):
             pair = [whole(getattr(m, state)()) for m in (other, model)]
             results[f"{mode}, {kind}"] = equal(pair[0][:6], pair[1][:6])

@@ -10,20 +10,14 @@ from torch import nn
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Euclidean
 from proxsvm.solvers import SingleStepFW
+from tests.cases import K
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_optimizer import batches, train
 
-K = 4
 
-
-def train(model, params, steps, **options):
-    """Steps on random batches of 8 samples of 5 features."""
-    draw = torch.Generator().manual_seed(0)
+def trained(model, params, steps, **options):
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, **options)
-    for _ in range(steps):
-        x, y = torch.randn(8, 5, generator=draw), torch.randint(K, (8,), generator=draw)
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
-        optimizer.step()
+    train(optimizer, model, batches(steps, n=8))
     return optimizer
 
 
@@ -42,7 +36,7 @@ def test_duplicated_and_empty_parameters_are_refused():
 
 def test_every_hook_of_the_base_class_runs():
     model, calls = nn.Linear(5, K), []
-    optimizer = train(model, model.named_parameters(), 1, lr=0.1)
+    optimizer = trained(model, model.named_parameters(), 1, lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: calls.append("step-pre"))
     optimizer.register_step_post_hook(lambda *_: calls.append("step-post"))
     optimizer.register_state_dict_pre_hook(lambda *_: calls.append("save-pre"))
@@ -60,7 +54,8 @@ def test_how_the_parameters_are_cut_does_not_matter():
     results, start = [], torch.randn(K, 5)
     for rows, groups in ((K, False), (1, False), (2, True)):
         params = [nn.Parameter(part.clone()) for part in start.split(rows)]
-        train(lambda x: x @ torch.cat(params).T, [{"params": [p]} for p in params] if groups else params, 20, **OPTIONS)
+        given = [{"params": [p]} for p in params] if groups else params
+        trained(lambda x: x @ torch.cat(params).T, given, 20, **OPTIONS)
         results.append(torch.cat(params).detach())
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, atol=1e-12, rtol=0)
@@ -80,6 +75,6 @@ def test_parameters_of_any_layout(layout):
     results = []
     for w in (nn.Parameter(base.clone()), nn.Parameter(held)):
         params = [w] if extra is None else [w, nn.Parameter(extra.clone())]
-        train(lambda x: x @ w.reshape(K, 5).T + sum(p.sum() for p in params[1:]), params, 5, **OPTIONS)
+        trained(lambda x: x @ w.reshape(K, 5).T + sum(p.sum() for p in params[1:]), params, 5, **OPTIONS)
         results.append(w.detach().reshape(K, 5))
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)

@@ -65,26 +65,19 @@ def test_tensorboard(tmp_path):
     assert all(0 <= event.value <= 1 for event in gammas)
 
 
-def test_lightning(tmp_path):
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
+def test_lightning(with_lightning, tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 
-    from examples import with_lightning as example
-
     logger = CSVLogger(tmp_path)
-    options = {"logger": logger, "callbacks": [example.LogSteps()], "log_every_n_steps": 2}
-    example.fit(example.Automatic(), epochs=1, default_root_dir=tmp_path, **options)
+    options = {"logger": logger, "callbacks": [with_lightning.LogSteps()], "log_every_n_steps": 2}
+    with_lightning.fit(with_lightning.Automatic(), epochs=1, default_root_dir=tmp_path, **options)
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["prox/gamma"]]
     assert [int(row["step"]) for row in rows] == list(range(2, STEPS + 1, 2))
     assert all(right({name: row[name] for name in NAMES}) for row in rows)
 
 
-@pytest.mark.usefixtures("accelerate")
-def test_hugging_face(tmp_path):
-    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    from examples import with_huggingface
-
+def test_hugging_face(with_huggingface, tmp_path):
     options = {"save_strategy": "no", "logging_strategy": "steps", "logging_steps": 2}
     trainer = with_huggingface.trainer(str(tmp_path), epochs=1, **options)
     trainer.train()

@@ -11,7 +11,7 @@ from proxsvm import ProxProblem
 from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting
+from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 LR, DECAY = 20.0, 0.01
@@ -28,16 +28,12 @@ class Raised(ConvexLoss):
         return torch.full_like(scores[:, 0], 2.0)
 
 
-def probabilities(n: int) -> Tensor:
-    return torch.randn(n, K).softmax(1)
-
-
 BOUNDED = [
     LossCase("smoothing", lambda: CrossEntropy(label_smoothing=0.2), classes),
     LossCase(
         "weights-sum", lambda: CrossEntropy(weight=class_weights(), label_smoothing=0.2, reduction="sum"), classes
     ),
-    LossCase("soft", CrossEntropy, probabilities),
+    LossCase("soft", CrossEntropy, lambda n: torch.randn(n, K).softmax(1)),
     LossCase("binary", lambda: BinaryCrossEntropy(pos_weight=class_weights()), lambda n: torch.rand(n, K)),
     LossCase("oracle-only", Raised, reals),
 ]
@@ -58,7 +54,7 @@ def test_it_is_the_dual_of_the_start(loss, decay):
     problem, floor = case.problem(LR, decay), floor_of(case)
     assert floor > 0.1
     start = problem.start()
-    r_squared = LR * decay**2 * float(parameters_to_vector(case.model.parameters()).detach().square().sum())
+    r_squared = LR * decay**2 * float(vector(case.model).square().sum())
     assert float(start.lam) == pytest.approx(floor)
     assert float(start.dual) == pytest.approx(floor - r_squared / 2)
     assert float(problem.dual(start)) == pytest.approx(float(start.dual))
@@ -107,7 +103,7 @@ def optimizer_for(case: Any, **options: Any) -> ProxOptimizer:
 
 def by_hand(case: Any, value: float, floor: float) -> float:
     """γ = clip₀₁[(value − floor − η·decay·⟨w, g⟩) / (η‖g‖²)]."""
-    w = parameters_to_vector(case.model.parameters()).detach()
+    w = vector(case.model)
     g = parameters_to_vector([p.grad for p in case.model.parameters()])
     return float(((value - floor - LR * DECAY * (w @ g)) / (LR * (g @ g))).clamp(0, 1))
 

@@ -3,15 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp
-from tests.optimizer.test_optimizer import batches
+from tests.cases import mlp, vector
+from tests.optimizer.test_optimizer import batches, begun, train
 
 
 class Halving(SingleStepFW):
@@ -89,7 +88,7 @@ def stepped(kind, solver=None, steps=1):
     for x, y in batches(steps, n=12):
         optimizer.zero_grad()
         take(optimizer, model, x, y)
-    return parameters_to_vector(model.parameters()).detach(), optimizer
+    return vector(model), optimizer
 
 
 @pytest.mark.parametrize("halving", [Halving, HalvingByHand])
@@ -112,16 +111,12 @@ def test_one_step_in_float64_is_the_plain_one_to_1e_14(kind):
 
 
 def test_lr_zero_stops_the_momentum_too():
-    model = nn.Linear(5, 4)
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), 0.5, 0.9, 0.01)
+    model, optimizer, batch = begun(lr=0.5, momentum=0.9, weight_decay=0.01)
     for lr in (0.5, 0.0, torch.tensor(0.0)):
-        (x, y), *_ = batches(1)
         optimizer.param_groups[0]["lr"] = lr
-        before = parameters_to_vector(model.parameters()).detach().clone()
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
-        optimizer.step()
-        assert torch.equal(before, parameters_to_vector(model.parameters())) == (float(lr) == 0)
+        before = vector(model)
+        train(optimizer, model, [batch])
+        assert torch.equal(before, vector(model)) == (float(lr) == 0)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +148,7 @@ def test_groups_without_decay_for_biases_and_norms():
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
     (x, y), *_ = batches(1)
-    optimizer.loss(model(x), y).backward()
-    optimizer.step()
+    train(optimizer, model, [(x, y)])
     vectors = no_decay(norm := nn.LayerNorm(5))
     assert vectors[0]["params"] == []  # an empty group is allowed
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), vectors, lr=torch.tensor([0.5]))

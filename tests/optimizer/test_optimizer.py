@@ -1,19 +1,17 @@
 """ProxOptimizer: the trajectory, the three ways of stepping, and its life as a torch optimizer."""
 
-import copy
 import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
 from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
-from tests.cases import LOSSES, MODELS, K, chunks, each_loss, each_model, mlp, setting
+from tests.cases import LOSSES, MODELS, K, chunks, differentiate, each_loss, each_model, mlp, setting, twins, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.reference import dfw_step
 
@@ -25,8 +23,7 @@ def batches(steps, n=6):
 
 def train(optimizer, model, data):
     for x, y in data:
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         optimizer.step()
 
 
@@ -34,16 +31,20 @@ def optimizer_for(model, solver=None, loss=None, **options):
     return ProxOptimizer(loss or MultiClassHinge(), solver or SingleStepFW(), model.parameters(), **options)
 
 
+def begun(solver=None, loss=None, **options):
+    """An MLP, its optimizer, and a batch."""
+    model = mlp()
+    return model, optimizer_for(model, solver, loss, **options), batches(1)[0]
+
+
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize(("mu", "l2"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
 @pytest.mark.parametrize("eta", [0.1, 0.8])
 def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
-    model = mlp()
-    optimizer = optimizer_for(model, loss=MultiClassHinge(smooth=smooth), lr=eta, momentum=mu, weight_decay=l2)
+    model, optimizer, _ = begun(loss=MultiClassHinge(smooth=smooth), lr=eta, momentum=mu, weight_decay=l2)
     shapes = [(name, p.shape) for name, p in model.named_parameters()]
-    w = parameters_to_vector(model.parameters()).detach().clone()
+    w, gammas = vector(model), []
     z = torch.zeros_like(w)
-    gammas = []
     for x, y in batches(5, n=12) * 20:
         w.requires_grad_()
         pieces = torch.split(w, [shape.numel() for _, shape in shapes])
@@ -53,26 +54,23 @@ def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
         train(optimizer, model, [(x, y)])
         assert optimizer.last.gamma == pytest.approx(gamma, abs=1e-10)
         gammas.append(gamma)
-    torch.testing.assert_close(parameters_to_vector(model.parameters()), w, atol=1e-10, rtol=0)
+    torch.testing.assert_close(vector(model), w, atol=1e-10, rtol=0)
     assert any(0 < g < 1 for g in gammas) or eta < 1
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
 def test_with_gamma_one_it_is_nesterov_sgd(weight_decay):
-    model = mlp()
-    twin = copy.deepcopy(model)
-    optimizer = optimizer_for(model, lr=0.05, momentum=0.9, weight_decay=weight_decay)
-    sgd = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=weight_decay, nesterov=True)
+    model, twin = twins()
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": weight_decay}
+    optimizer, sgd = optimizer_for(model, **options), torch.optim.SGD(twin.parameters(), nesterov=True, **options)
     for x, y in batches(100):
-        for net, opt in ((model, optimizer), (twin, sgd)):
-            opt.zero_grad()
-            optimizer.loss(net(x), y).backward()
+        differentiate(optimizer, model, x, y)
+        sgd.zero_grad()
+        optimizer.loss(twin(x), y).backward()
         optimizer.step(loss=1e6)  # a value so large that γ = 1
         sgd.step()
         assert optimizer.last.gamma == 1
-    torch.testing.assert_close(
-        parameters_to_vector(model.parameters()), parameters_to_vector(twin.parameters()), atol=1e-10, rtol=0
-    )
+    torch.testing.assert_close(vector(model), vector(twin), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(5, tol=0.0), ExactQP()], ids=repr)
@@ -142,27 +140,22 @@ def test_closure_backward_and_value_agree(loss, model):
                 value = case.value()
                 value.backward()
                 returned = optimizer.step(loss=value) if way == "loss=" else optimizer.step()
-        results.append((parameters_to_vector(case.model.parameters()), returned.detach(), optimizer.last.gamma))
+        results.append((vector(case.model), returned.detach(), optimizer.last.gamma))
     for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+        torch.testing.assert_close(results[0], other, atol=1e-12, rtol=0)
 
 
 def test_multi_step_after_backward_says_how_to_call_it():
-    model = mlp()
-    optimizer = optimizer_for(model, MultiStepFW(3))
-    (x, y), *_ = batches(1)
-    before = parameters_to_vector(model.parameters()).clone()
-    optimizer.loss(model(x), y).backward()
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer, before = optimizer_for(model, MultiStepFW(3)), vector(model)
+    differentiate(optimizer, model, x, y)
     with pytest.raises(RuntimeError, match=r"optimizer.step\(lambda: criterion\(model\(x\), y\)\)"):
         optimizer.step()
-    assert torch.equal(before, parameters_to_vector(model.parameters()))
+    assert torch.equal(before, vector(model))
 
 
 def test_a_closure_must_return_the_criterions_own_value():
-    model = mlp()
-    optimizer = optimizer_for(model)
-    (x, y), *_ = batches(1)
+    model, optimizer, (x, y) = begun()
     with pytest.raises(ValueError, match="does not come straight from a proxsvm loss"):
         optimizer.step(lambda: optimizer.loss(model(x), y) / 2)
     with pytest.raises(ValueError, match="give one of them"):
@@ -170,12 +163,10 @@ def test_a_closure_must_return_the_criterions_own_value():
 
 
 def test_step_without_a_loss_is_an_error_and_changes_nothing():
-    model = mlp()
-    optimizer = optimizer_for(model)
-    (x, y), *_ = batches(1)
+    model, (x, y) = mlp(), batches(1)[0]
+    optimizer, before = optimizer_for(model), vector(model)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    before = parameters_to_vector(model.parameters()).clone()
     with pytest.raises(RuntimeError, match="step\\(\\) has no loss value"):
         optimizer.step()
     optimizer.zero_grad()
@@ -184,7 +175,7 @@ def test_step_without_a_loss_is_an_error_and_changes_nothing():
     nn.functional.cross_entropy(model(x), y).backward()  # nor does another loss
     with pytest.raises(RuntimeError, match="step\\(\\) has no loss value"):
         optimizer.step()
-    assert torch.equal(before, parameters_to_vector(model.parameters()))
+    assert torch.equal(before, vector(model))
 
 
 @each_loss
@@ -203,8 +194,7 @@ def test_accumulated_micro_batches_give_the_gamma_of_the_full_batch(loss, divide
         (value / k if divide else value).backward()
     optimizer.step()
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), abs=1e-12)
-    for a, b in zip(full.model.parameters(), micro.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    torch.testing.assert_close(vector(full.model), vector(micro.model), atol=1e-12, rtol=0)
 
 
 def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():
@@ -256,21 +246,16 @@ def test_every_scheduler_drives_eta(name, as_tensor):
         rates.append(float(optimizer.param_groups[0]["lr"]))
         scheduler.step(*[1.0] if name == "ReduceLROnPlateau" else [])
     assert len(set(rates)) > 1
-    assert parameters_to_vector(model.parameters()).isfinite().all()
+    assert vector(model).isfinite().all()
 
 
 def test_groups_frozen_and_unused_parameters_and_a_late_group():
     body, head, unused = nn.Linear(5, 6), nn.Linear(6, K), nn.Linear(2, 2)
     body.bias.requires_grad_(False)
     model = nn.Sequential(body, nn.ReLU(), head)
-    optimizer = ProxOptimizer(
-        MultiClassHinge(),
-        SingleStepFW(),
-        [{"params": [*body.parameters(), *unused.parameters()], "lr": 0.1}, {"params": [head.weight], "momentum": 0.5}],
-        lr=0.2,
-        momentum=0.9,
-        weight_decay=0.1,
-    )
+    first = {"params": [*body.parameters(), *unused.parameters()], "lr": 0.1}
+    groups = [first, {"params": [head.weight], "momentum": 0.5}]
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), groups, lr=0.2, momentum=0.9, weight_decay=0.1)
     still = [body.bias, *unused.parameters(), head.bias]
     before = [p.clone() for p in still]
     for x, y in batches(2):  # once by backward, once by closure: the same parameters move
@@ -285,8 +270,7 @@ def test_groups_frozen_and_unused_parameters_and_a_late_group():
 
 
 def test_last_reports_the_step():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, MultiStepFW(100, tol=1e-2), lr=1.0)
+    model, optimizer, (x, y) = begun(MultiStepFW(100, tol=1e-2), lr=1.0)
     problem = optimizer.problem(optimizer.loss(model(x), y))
     point = optimizer.solver.solve(problem)
     dual, gap = float(problem.dual(point)), float(problem.gap(point))

@@ -10,9 +10,9 @@ from torch.nn.utils import parameters_to_vector
 from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import MultiStepFW, SingleStepFW
-from tests.cases import K
+from tests.cases import K, differentiate, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.optimizer.test_optimizer import batches
+from tests.optimizer.test_optimizer import batches, train
 
 HALF = [torch.bfloat16, torch.float16]
 each_half = pytest.mark.parametrize("dtype", HALF, ids=["bf16", "fp16"])
@@ -68,19 +68,13 @@ def test_bf16_autocast_gives_the_gamma_of_its_own_gradients():
     model = network()
     optimizer = make(model)
     for x, y in data():
-        optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            scores = model(x)
-            value = optimizer.loss(scores, y)
-        assert scores.dtype == torch.bfloat16
-        value.backward()
-        g = parameters_to_vector([p.grad for p in model.parameters()])
-        w = parameters_to_vector(model.parameters()).detach()
+            assert model(x).dtype == torch.bfloat16
+            value = differentiate(optimizer, model, x, y)
+        g, w = parameters_to_vector([p.grad for p in model.parameters()]), vector(model)
         expected = ((value.detach() - 2.0 * 1e-3 * w @ g) / (2.0 * g @ g)).clamp(0, 1)
         optimizer.step()
         assert optimizer.last.gamma == pytest.approx(float(expected), rel=1e-5)
-    losses = [optimizer.loss(model(x), y) for x, y in data()]
-    assert all(v.isfinite() for v in losses)
 
 
 def train_scaled(way, accumulate=1, poison=(), **options):
@@ -103,7 +97,7 @@ def train_scaled(way, accumulate=1, poison=(), **options):
         scaler.step(optimizer, **({"loss": total} if way == "unscale" else {}))
         scaler.update()
         gammas.append(float(optimizer.last.gamma))
-    return parameters_to_vector(model.parameters()).detach(), gammas, int(optimizer.skipped), scaler.get_scale()
+    return vector(model), gammas, int(optimizer.skipped), scaler.get_scale()
 
 
 @pytest.mark.parametrize("way", ["step", "unscale"])
@@ -142,16 +136,16 @@ def test_an_infinite_gradient_skips_the_step_and_lowers_the_scale(way, nonfinite
 def test_an_overflow_that_only_the_scaler_saw_is_honoured():
     model = network()
     optimizer = make(model)
-    before = parameters_to_vector(model.parameters()).clone()
+    before = vector(model)
     (x, y), *_ = data(1)
     optimizer.loss(model(x), y).backward()
     optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())
     optimizer.step()
-    assert torch.equal(before, parameters_to_vector(model.parameters()))
+    assert torch.equal(before, vector(model))
     assert optimizer.skipped == 1
     del optimizer.found_inf, optimizer.grad_scale
     optimizer.step()
-    assert not torch.equal(before, parameters_to_vector(model.parameters()))
+    assert not torch.equal(before, vector(model))
 
 
 def test_fp16_parameters_with_the_scaler():
@@ -166,18 +160,17 @@ def test_fp16_parameters_with_the_scaler():
     reference.loss(twin(x), y).backward()
     reference.step()
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma), rel=1e-2)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.float(), q, atol=5e-3, rtol=0)
+    torch.testing.assert_close(vector(model).float(), vector(twin), atol=5e-3, rtol=0)
 
 
 def test_what_is_refused():
-    with pytest.raises(TypeError, match="real floating-point"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(2, dtype=torch.complex64)])
-    with pytest.raises(TypeError, match="of at least 16 bits"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [torch.zeros(3).to(torch.float8_e4m3fn)])
-    sparse = torch.eye(3).to_sparse().requires_grad_()
-    with pytest.raises(TypeError, match="dense"):
-        ProxOptimizer(MultiClassHinge(), SingleStepFW(), [sparse])
+    for param, message in (
+        (torch.zeros(2, dtype=torch.complex64), "real floating-point"),
+        (torch.zeros(3).to(torch.float8_e4m3fn), "of at least 16 bits"),
+        (torch.eye(3).to_sparse().requires_grad_(), "dense"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            ProxOptimizer(MultiClassHinge(), SingleStepFW(), [param])
     with pytest.raises(TypeError, match="differentiable"):
         make(network(), differentiable=True)
     for option in ("differentiable", "maximize"):
@@ -193,8 +186,7 @@ def test_clipping_in_the_dual_limits_gamma_to_c():
         model, plain = network(), network()
         clipped, free = make(model, max_grad_norm=0.2, momentum=0.0), make(plain, momentum=0.0)
         for net, optimizer in ((model, clipped), (plain, free)):
-            optimizer.loss(net(x), y).backward()
-            optimizer.step()
+            train(optimizer, net, [(x, y)])
         c = min(1.0, 0.2 / float(parameters_to_vector([p.grad for p in model.parameters()]).norm()))
         assert clipped.last.gamma == pytest.approx(min(float(free.last.gamma), c), rel=1e-5)
         assert clipped.last.loss == free.last.loss

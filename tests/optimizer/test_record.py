@@ -12,8 +12,8 @@ from proxsvm.optimizer.record import NODES, Record
 from proxsvm.optimizer.watch import watch
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp
-from tests.optimizer.test_optimizer import batches, optimizer_for
+from tests.cases import differentiate, mlp, twins
+from tests.optimizer.test_optimizer import batches, begun, optimizer_for, train
 
 
 def clear_model(model):
@@ -50,8 +50,7 @@ def forward_of(model, compiled):
 def test_what_others_clear_is_gone(clear, when, compiled):
     if compiled and clear is zero_by_hand:
         pytest.skip("noticed in eager mode only")
-    model = mlp()
-    optimizer, forward = forward_of(model, compiled)
+    optimizer, forward = forward_of(model := mlp(), compiled)
     for x, y in batches(3):
         if when == "before forward":
             clear(model)
@@ -82,20 +81,16 @@ def test_gradients_that_are_kept_keep_their_value():
 
 def test_the_value_passes_unchanged():
     """value · 1 is the value bit for bit, and so are the gradients."""
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model)
+    model, optimizer, (x, y) = begun()
     watched = optimizer.loss(model(x), y)
-    gradients = torch.autograd.grad(watched, list(model.parameters()))
     plain = type(optimizer.loss)()(model(x), y)
-    assert torch.equal(watched, plain)
-    for a, b in zip(gradients, torch.autograd.grad(plain, list(model.parameters())), strict=True):
-        assert torch.equal(a, b)
+    found, expected = ((value, *torch.autograd.grad(value, list(model.parameters()))) for value in (watched, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_model_may_change_its_dtype(compiled):
-    model = mlp()
-    optimizer, forward = forward_of(model, compiled)
+    optimizer, forward = forward_of(model := mlp(), compiled)
     model.float()
     for x, y in batches(2):
         optimizer.zero_grad()
@@ -141,14 +136,9 @@ def test_two_optimizers_of_one_value_are_refused(zeroed):
 @pytest.mark.parametrize("other", ["prox", "sgd", "frozen and attacked"])
 def test_a_criterion_shared_with_another_model(other):
     """Only values that depend on an optimizer's own parameters count."""
-    (x, y), (a, b) = batches(2)
-    alone, model = mlp(), mlp()
-    alone.load_state_dict(model.state_dict())
-    lone = optimizer_for(alone, lr=0.5)
-    lone.loss(alone(x), y).backward()
-    lone.step()
-
-    optimizer, stranger = optimizer_for(model, lr=0.5), mlp()
+    ((x, y), (a, b)), (alone, model), stranger = batches(2), twins(), mlp()
+    lone, optimizer = optimizer_for(alone, lr=0.5), optimizer_for(model, lr=0.5)
+    train(lone, alone, [(x, y)])
     theirs = optimizer_for(stranger, loss=optimizer.loss, lr=0.5) if other == "prox" else None
     optimizer.loss(model(x), y).backward()
     if other == "frozen and attacked":
@@ -158,9 +148,7 @@ def test_a_criterion_shared_with_another_model(other):
     seen.backward()
     assert optimizer.step() == pytest.approx(float(lone.last.loss))
     assert optimizer.last.gamma == lone.last.gamma
-    if theirs is not None:
-        value = float(theirs.step())
-        assert value == pytest.approx(float(seen.detach()))
+    assert theirs is None or theirs.step() == pytest.approx(float(seen.detach()))
 
 
 def test_the_search_for_a_parameter_is_bounded(monkeypatch):
@@ -179,19 +167,13 @@ def test_the_search_for_a_parameter_is_bounded(monkeypatch):
 
 
 def test_two_threads_train_two_models_with_one_criterion():
-    criterion = optimizer_for(mlp()).loss
-    values = {}
+    criterion, values = optimizer_for(mlp()).loss, {0: [], 1: []}
 
     def work(k):
-        torch.manual_seed(k)
         torch.set_default_dtype(torch.float64)
-        model = mlp()
-        optimizer = optimizer_for(model, loss=criterion, lr=0.5)
+        optimizer = optimizer_for(model := mlp(), loss=criterion, lr=0.5)
         for x, y in batches(20):
-            optimizer.zero_grad()
-            value = criterion(model(x), y)
-            value.backward()
-            values.setdefault(k, []).append((float(value.detach()), float(optimizer.step())))
+            values[k].append((float(differentiate(optimizer, model, x, y)), float(optimizer.step())))
 
     workers = [threading.Thread(target=work, args=(k,)) for k in range(2)]
     for worker in workers:
@@ -203,10 +185,8 @@ def test_two_threads_train_two_models_with_one_criterion():
 
 def test_a_closure_that_returns_more_than_the_criterion():
     """What the closure returns counts, and step() returns it, as torch promises."""
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer, twin = optimizer_for(model, lr=0.5), mlp()
-    twin.load_state_dict(model.state_dict())
-    reference = optimizer_for(twin, lr=0.5)
+    (model, twin), (x, y) = twins(), batches(1)[0]
+    optimizer, reference = optimizer_for(model, lr=0.5), optimizer_for(twin, lr=0.5)
 
     def closure(optimizer=optimizer, model=model):
         optimizer.zero_grad()
@@ -222,8 +202,7 @@ def test_a_closure_that_returns_more_than_the_criterion():
 
 
 def test_without_gradients_a_step_does_nothing_and_a_negative_value_is_refused():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, lr=0.5)
+    model, optimizer, (x, y) = begun(lr=0.5)
     assert optimizer.step() is None
     optimizer.loss(model(x), y).backward()
     with pytest.raises(ValueError, match=r"loss is -1\.0; expected 0 or more"):
@@ -245,11 +224,9 @@ def test_a_cross_entropy_that_is_rounded_to_zero_is_no_missing_term():
 
 def test_an_edit_that_changes_nothing_is_no_edit():
     """Hugging Face's Trainer clips at infinity where max_grad_norm is 0. Warnings are errors here."""
-    model = mlp()
-    optimizer = optimizer_for(model, lr=0.5)
+    model, optimizer, _ = begun(lr=0.5)
     for x, y in batches(2):
-        optimizer.zero_grad()
-        optimizer.loss(model(x), y).backward()
+        differentiate(optimizer, model, x, y)
         torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
         optimizer.step()
 
@@ -283,11 +260,10 @@ FUNCTIONS = {
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_backward_records_what_it_differentiates(name, scaled, parts):
-    model, twin, data = mlp(), mlp(), batches(2)
-    twin.load_state_dict(model.state_dict())
+    model, twin = twins()
     optimizer, reference = optimizer_for(model, lr=0.5), optimizer_for(twin, lr=0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
-    for x, y in data:
+    for x, y in batches(2):
         optimizer.zero_grad()
         reference.zero_grad()
         sum_of_totals = 0.0
@@ -320,8 +296,7 @@ def test_backward_adds_up_with_plain_passes_and_refuses_what_has_no_value():
 
 
 def test_second_order_graphs_and_weights_that_differ_are_told():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, lr=0.5)
+    model, optimizer, (x, y) = begun(lr=0.5)
     x.requires_grad_()
     gradient_penalty(optimizer.loss(model(x), y), model, x).backward()
     with pytest.warns(UserWarning, match=r"create_graph=True.*optimizer\.backward\(total\)"):
@@ -349,11 +324,10 @@ class Around(torch.nn.Module):
 
 
 def test_a_value_counts_once_however_it_is_watched():
-    model, data = mlp(), batches(3)
-    optimizer = optimizer_for(model, lr=0.5)
+    optimizer = optimizer_for(model := mlp(), lr=0.5)
     optimizer.watch(optimizer.loss)
     around = Around(optimizer.loss)
-    for x, y in data:
+    for x, y in batches(3):
         optimizer.watch(around)
         optimizer.zero_grad()
         total = around(model(x), y, model[0].weight)
@@ -361,10 +335,8 @@ def test_a_value_counts_once_however_it_is_watched():
         assert optimizer.step() == pytest.approx(float(total.detach()))
     with pytest.raises(ValueError, match="got a target"):
         around(torch.zeros(2, 3), torch.zeros(5, dtype=torch.long), model[0].weight)  # an error inside
-    optimizer.zero_grad()
-    value = optimizer.loss(model(x), y)
-    value.backward()
-    assert optimizer.step() == pytest.approx(float(value.detach()))  # directly, it still counts
+    value = differentiate(optimizer, model, x, y)
+    assert optimizer.step() == pytest.approx(float(value))  # directly, it still counts
     root = optimizer.watch(Function(torch.sqrt))
     with pytest.raises(RuntimeError, match="would count twice"):
         root(optimizer.loss(model(x), y))
@@ -458,50 +430,36 @@ class Distance(PiecewiseLinearLoss):
         return Atom(s, -(s * target).sum(1))
 
 
-def clip(optimizer, model, x, y):
-    optimizer.loss(model(x), y).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+MISSING = r"a term of the loss is missing from the record.*optimizer\.watch"
+WRONG = {
+    "clipped": r"changed between backward.*max_grad_norm",
+    "negated": "the loss value is negative; expected 0 or more",
+    "penalised": MISSING,
+    "another head": MISSING,
+    "at a kink": r"value is 0, but its gradient is not.*optimizer\.backward\(total\)",
+}
 
 
-def negate(optimizer, model, x, y):
-    (-optimizer.loss(model(x), y)).backward()
-
-
-def penalise(optimizer, model, x, y):
-    optimizer.loss(model(x), y).backward()
-    sum(p.sum() for p in model.parameters()).backward()
-
-
-def add_a_head(optimizer, model, x, y):
-    (optimizer.loss(model[0](x), y) + model(x).square().sum()).backward()
-
-
-def at_a_kink(optimizer, model, x, y):
-    scores = model(x)
-    optimizer.loss(scores, scores.detach()).backward()
-
-
-@pytest.mark.parametrize(
-    ("act", "loss", "message"),
-    [
-        (clip, MultiClassHinge, r"changed between backward.*max_grad_norm"),
-        (negate, MultiClassHinge, "the loss value is negative; expected 0 or more"),
-        (penalise, MultiClassHinge, r"a term of the loss is missing from the record.*optimizer\.watch"),
-        (add_a_head, MultiClassHinge, r"a term of the loss is missing from the record.*optimizer\.watch"),
-        (at_a_kink, Distance, r"value is 0, but its gradient is not.*optimizer\.backward\(total\)"),
-    ],
-)
-def test_what_is_wrong_is_told_once(act, loss, message):
-    model = mlp()
-    optimizer = optimizer_for(model, loss=loss(), lr=0.5)
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_told_once(what):
+    model, optimizer, _ = begun(loss=Distance() if what == "at a kink" else MultiClassHinge(), lr=0.5)
 
     def train():
         for x, y in batches(3):
             optimizer.zero_grad()
-            act(optimizer, model, x, y)
+            scores = model(x)
+            if what == "another head":
+                (optimizer.loss(model[0](x), y) + scores.square().sum()).backward()
+            else:
+                value = optimizer.loss(scores, scores.detach() if what == "at a kink" else y)
+                (-value if what == "negated" else value).backward()
+            if what == "clipped":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            if what == "penalised":
+                sum(p.sum() for p in model.parameters()).backward()
             optimizer.step()
 
-    with pytest.warns(UserWarning, match=message) as seen:
+    with pytest.warns(UserWarning, match=WRONG[what]) as seen:
         train()
     assert len(seen) == 1
     assert seen[0].filename == __file__  # not torch's optimizer.py
@@ -535,8 +493,7 @@ def test_a_batch_without_loss_is_not_told_while_the_past_moves_the_parameters():
 
 
 def test_reentrant_checkpointing_is_refused_where_it_would_hide_parameters():
-    model, (x, y) = mlp(), batches(1)[0]
-    optimizer = optimizer_for(model, MultiStepFW())
+    model, optimizer, (x, y) = begun(MultiStepFW())
     hidden = lambda: optimizer.loss(model[2](checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)), y)  # noqa: E731
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         optimizer.step(hidden)

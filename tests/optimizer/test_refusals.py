@@ -15,13 +15,13 @@ from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp
-from tests.optimizer.test_optimizer import SCHEDULERS
+from tests.cases import differentiate, mlp, twins, vector
+from tests.optimizer.test_faults import same
+from tests.optimizer.test_optimizer import SCHEDULERS, optimizer_for
 
 
 def fresh(model: nn.Module, **options) -> ProxOptimizer:
-    options = {"lr": 0.5, "momentum": 0.9, **options}
-    return ProxOptimizer(MultiClassHinge(), SingleStepFW(), model.parameters(), **options)
+    return optimizer_for(model, **{"lr": 0.5, "momentum": 0.9, **options})
 
 
 def begun(**options) -> tuple[nn.Module, ProxOptimizer]:
@@ -36,25 +36,16 @@ def stepped(**options) -> ProxOptimizer:
 
 
 def take_step(model: nn.Module, optimizer: ProxOptimizer) -> None:
-    optimizer.zero_grad()
-    optimizer.loss(model(torch.ones(4, 5)), torch.tensor([0, 1, 2, 0])).backward()
+    differentiate(optimizer, model, torch.ones(4, 5), torch.tensor([0, 1, 2, 0]))
     optimizer.step()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda params: torch.optim.SGD(params, lr=0.3, momentum=0.9),
-        lambda params: torch.optim.Adam(params, maximize=True),
-        lambda params: torch.optim.Adagrad(params),
-    ],
-    ids=["SGD", "Adam", "Adagrad"],
-)
+@pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
 def test_the_state_of_another_optimizer_is_refused(other):
-    model = mlp()
-    optimizer, before = fresh(model), copy.deepcopy(fresh(model).state_dict())
+    model, optimizer = begun()
+    before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ValueError, match="it is the state of another optimizer"):
-        optimizer.load_state_dict(other(model.parameters()).state_dict())
+        optimizer.load_state_dict(other(model.parameters(), lr=0.3).state_dict())
     assert optimizer.state_dict() == before
 
 
@@ -66,14 +57,12 @@ def test_a_closure_of_another_loss_names_the_ways_out():
 
 def test_a_schedule_to_0_may_end_below_it_by_rounding():
     model, optimizer = begun(lr=0.7)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.3, end_factor=0.0, total_iters=28)
-    rates = []
+    schedule = lr_scheduler.LinearLR(optimizer, start_factor=0.3, end_factor=0.0, total_iters=28)
     for _ in range(28):
         take_step(model, optimizer)
         schedule.step()
-        rates.append(optimizer.param_groups[0]["lr"])
     take_step(model, optimizer)
-    assert abs(rates[-1]) < 1e-15
+    assert abs(optimizer.param_groups[0]["lr"]) < 1e-15
 
 
 def test_the_state_of_another_metric_is_refused():
@@ -88,16 +77,13 @@ def test_a_state_without_tensors_loads_into_another_metric_which_begins_afresh()
     """Nothing of the Euclidean metric is in it, so nothing can be mistaken for something else."""
     theirs = stepped(momentum=0.0, lr=0.25).state_dict()
     assert not theirs["state"]
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        models.append(mlp())
-    loaded, made = fresh(models[0], metric=Diagonal()), fresh(models[1], metric=Diagonal(), momentum=0.0, lr=0.25)
+    model, twin = twins()
+    loaded, made = fresh(model, metric=Diagonal()), fresh(twin, metric=Diagonal(), momentum=0.0, lr=0.25)
     loaded.load_state_dict(theirs)
     for _ in range(3):
-        take_step(models[0], loaded)
-        take_step(models[1], made)
-    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+        take_step(model, loaded)
+        take_step(twin, made)
+    assert torch.equal(vector(model), vector(twin))
 
 
 @pytest.mark.parametrize("loss", ["much", 1j, [1.0], torch.tensor(1j)], ids=str)
@@ -160,18 +146,18 @@ def test_options_that_are_nonsense_are_refused(option, value, message, solver):
     model, x, y = mlp(), torch.ones(4, 5), torch.tensor([0, 1, 2, 0])
     options = {"lr": 0.5, "momentum": 0.9, "average": 0.9}
     with pytest.raises((ValueError, TypeError), match=message):
-        ProxOptimizer(MultiClassHinge(), solver, model.parameters(), **{**options, option: value})
-    optimizer = ProxOptimizer(MultiClassHinge(), solver, model.parameters(), **options)
+        optimizer_for(model, solver, **{**options, option: value})
+    optimizer = optimizer_for(model, solver, **options)
     optimizer.step(lambda: optimizer.loss(model(x), y))
-    optimizer.loss(model(x), y).backward()
-    before, saved = [p.detach().clone() for p in model.parameters()], copy.deepcopy(optimizer.state_dict())
+    differentiate(optimizer, model, x, y)
+    before, saved = vector(model), copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0][option] = value
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(saved)
     optimizer.param_groups[0][option] = value
     with pytest.raises((ValueError, TypeError), match=message):
         optimizer.step() if solver.needs_graph is False else optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert torch.equal(vector(model), before)
 
 
 @pytest.mark.parametrize(
@@ -241,10 +227,10 @@ def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name
     take_step(model, optimizer)
     optimizer = fresh(model, lr="auto", momentum=0.0)
     SCHEDULERS[name](optimizer)
-    before = [p.detach().clone() for p in model.parameters()]
+    before = vector(model)
     with pytest.raises(ValueError, match="use one that multiplies"):
         take_step(model, optimizer)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert torch.equal(vector(model), before)
 
 
 @pytest.mark.parametrize(
@@ -272,13 +258,11 @@ def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name
 def test_a_wrong_state_dict_is_refused_and_changes_nothing(change, message):
     model, optimizer = begun(metric=Diagonal(), average=0.9)
     take_step(model, optimizer)
-    before = [x.clone() for own in optimizer.state.values() for x in own.values()]
-    saved = copy.deepcopy(optimizer.state_dict())
+    before, saved = (copy.deepcopy(optimizer.state_dict()) for _ in range(2))
     change(saved)
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(saved)
-    after = [x for own in optimizer.state.values() for x in own.values()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same(before, optimizer.state_dict())
 
 
 def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():

@@ -3,18 +3,16 @@
 The code under test is that of examples/.
 """
 
-import os
-import signal
-import subprocess
 import sys
 from typing import ClassVar
 
 import pytest
 import torch
-from torch.nn.utils import parameters_to_vector
 
 from examples import plain
 from proxsvm import checkpoint
+from tests.cases import vector
+from tests.parallel import run_module
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # theirs, not ours
 
@@ -26,11 +24,6 @@ def float32():
 
 WAYS = [{}, {"accumulate": 2}, {"bf16": True}]
 each_way = pytest.mark.parametrize("way", WAYS, ids=["plain", "accumulate", "bf16"])
-
-
-def vector(model):
-    """What is in place."""
-    return parameters_to_vector(model.parameters()).detach().clone()
 
 
 def versions(model):
@@ -51,8 +44,7 @@ def assert_same_weights(model, way):
     weights, expected = versions(plain.train(**way))
     assert not torch.allclose(weights, expected)
     assert not torch.allclose(weights, vector(plain.network()))
-    for found, told in zip(versions(model), (weights, expected), strict=True):
-        close(found, told)
+    close(versions(model), (weights, expected))
 
 
 def saved(state, prefix=""):
@@ -63,19 +55,13 @@ def saved(state, prefix=""):
 
 
 @each_way
-def test_lightning_with_automatic_optimization(way):
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from examples import with_lightning
-
+def test_lightning_with_automatic_optimization(way, with_lightning):
     options = {"accumulate_grad_batches": way.get("accumulate", 1), "precision": "bf16-mixed" if "bf16" in way else 32}
     assert_same_weights(with_lightning.fit(with_lightning.Automatic(), **options), way)
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=["plain", "accumulate"])
-def test_lightning_with_manual_optimization(way):
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from examples import with_lightning
-
+def test_lightning_with_manual_optimization(way, with_lightning):
     assert_same_weights(with_lightning.fit(with_lightning.Manual(**way)), way)
 
 
@@ -88,11 +74,7 @@ def test_accelerate(way):
 
 
 @each_way
-@pytest.mark.usefixtures("accelerate")
-def test_hugging_face_trainer(way):
-    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    from examples import with_huggingface
-
+def test_hugging_face_trainer(way, with_huggingface):
     assert_same_weights(with_huggingface.train(**way), way)
 
 
@@ -100,16 +82,7 @@ def test_hugging_face_trainer(way):
 def test_torchrun(options, tmp_path):
     """Two processes end with the weights of the plain loop."""
     weights = tmp_path / "weights.pt"
-    engine = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*engine, "-m", "examples.with_torchrun", *options, "--save", str(weights)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.getcwd()}
-    run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        _, errors = run.communicate(timeout=600)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGTERM)  # torchrun ends its ranks with itself
-        raise
-    assert run.returncode == 0, errors
+    run_module("examples.with_torchrun", *options, "--save", str(weights), ranks=2)
     close(saved(torch.load(weights)), averages())
 
 
@@ -139,9 +112,8 @@ class Flat:
 
 
 @pytest.mark.parametrize("kind", ["whole", "flat", "manual"])
-def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
-    lightning = pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from examples import with_lightning as example
+def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, with_lightning, tmp_path):
+    lightning, example = pytest.importorskip("lightning"), with_lightning
 
     class Watching(lightning.Callback):
         seen: ClassVar[list[torch.Tensor]] = []
@@ -163,16 +135,13 @@ def test_lightning_evaluates_and_saves_the_averages_and_resumes(kind, tmp_path):
     assert_same_weights(example.fit(made(), resume=str(tmp_path / "epoch=0.ckpt")), {})
 
 
-def test_lightning_without_an_average_is_said():
-    pytest.importorskip("lightning", reason="pip install '.[trainers]'")
-    from examples import with_lightning as example
-
-    class Without(example.Automatic):
+def test_lightning_without_an_average_is_said(with_lightning):
+    class Without(with_lightning.Automatic):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     with pytest.raises(ValueError, match="no optimizer keeps an average to follow"):
-        example.fit(Without())
+        with_lightning.fit(Without())
 
 
 @pytest.mark.usefixtures("accelerate")
@@ -187,12 +156,8 @@ def test_accelerate_saves_the_averages_and_resumes(tmp_path):
     assert_same_weights(with_accelerate.train(1, resume=str(tmp_path)), {})
 
 
-@pytest.mark.usefixtures("accelerate")
-def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(tmp_path):
-    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
+def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(with_huggingface, tmp_path):
     from safetensors.torch import load_file
-
-    from examples import with_huggingface
 
     trainer = with_huggingface.trainer(str(tmp_path), save_strategy="epoch")
     trainer.train()
@@ -206,11 +171,7 @@ def test_hugging_face_saves_the_averages_without_an_evaluation_and_resumes(tmp_p
     assert_same_weights(resumed.model.network, {})
 
 
-@pytest.mark.usefixtures("accelerate")
-def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(tmp_path):
-    pytest.importorskip("transformers", reason="pip install '.[trainers]'")
-    from examples import with_huggingface
-
+def test_hugging_face_evaluates_the_averages_and_finds_the_best_again(with_huggingface, tmp_path):
     options = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     options |= {"metric_for_best_model": "loss", "greater_is_better": True}  # the worst: it is not the last
     trainer = with_huggingface.trainer(str(tmp_path), **options)
