@@ -62,17 +62,17 @@ def test_a_cut_is_the_enumeration(cut, H, W, seed, ties, masked, normalize, coup
         assert everywhere[at] == pytest.approx(float(everywhere.max()), abs=1e-6)
 
 
+def worth(z: np.ndarray, gain: np.ndarray, right: np.ndarray, down: np.ndarray) -> float:
+    return (gain * z).sum() + (right * (z[:, 1:] == z[:, :-1])).sum() + (down * (z[1:] == z[:-1])).sum()
+
+
 @pytest.mark.skipif(len(CUTS) < 2, reason="PyMaxflow is not installed: pip install '.[maxflow]'")
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_the_two_cuts_agree_on_large_images(scale):
     draw = np.random.default_rng(0)
     gain = scale * (draw.normal(size=(40, 50)) + draw.normal(size=(40, 1)))
     right, down = scale * draw.random((40, 49)), scale * draw.random((39, 50))
-
-    def worth(z):
-        return (gain * z).sum() + (right * (z[:, 1:] == z[:, :-1])).sum() + (down * (z[1:] == z[:-1])).sum()
-
-    a, b = worth(scipy_cut(gain, right, down)), worth(maxflow_cut(gain, right, down))
+    a, b = (worth(cut(gain, right, down), gain, right, down) for cut in CUTS)
     most = min(gain[gain > 0].sum(), -gain[gain < 0].sum())
     assert abs(a - b) <= (gain.size + right.size + down.size) * 4 * most / 2**31  # the bound that scipy_cut states
 
@@ -91,14 +91,10 @@ def test_pixels_that_are_known_do_not_blur_the_others(cut, seed):
     draw = np.random.default_rng(seed)
     gain, right, down = draw.normal(size=(3, 3)), draw.random((3, 2)), draw.random((2, 3))
     gain[0, 0], gain[2, 2] = 1e15, -1e15
-    known = np.where(np.abs(gain) > 1e6, 0, gain)
-
-    def worth(z):
-        return (known * z).sum() + (right * (z[:, 1:] == z[:, :-1])).sum() + (down * (z[1:] == z[:-1])).sum()
-
+    known = np.where(np.abs(gain) > 1e6, 0, gain), right, down
     every = [z.numpy().astype(bool) for z in every_image(3, 3)]
-    best = max(worth(z) for z in every if z[0, 0] and not z[2, 2])
-    assert worth(cut(gain, right, down)) == pytest.approx(best, abs=1e-6)
+    best = max(worth(z, *known) for z in every if z[0, 0] and not z[2, 2])
+    assert worth(cut(gain, right, down), *known) == pytest.approx(best, abs=1e-6)
 
 
 def scores(B: int = 2, H: int = 3, W: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,15 +116,11 @@ def test_negative_weights_are_refused_or_projected():
     assert not gradient[right < 0.5].any()
 
 
-def grid_problem(loss: GridHinge, lr: float) -> ProxProblem:
-    torch.manual_seed(0)
-    w, strength = torch.randn(4, requires_grad=True), torch.ones(2, requires_grad=True)
-    x, labels = torch.randn(2, 3, 3, 4), torch.randint(2, (2, 3, 3))
-    return ProxProblem.from_scores(loss, (x @ w, strength[0], strength[1]), labels, [w, strength], lr=lr)
-
-
 def test_an_approximate_oracle_still_ascends():
-    problem = grid_problem(GridHinge(negative="project"), 5.0)  # so large a step makes the linearised weights negative
+    """So large a step makes the linearised weights negative."""
+    w, strength = torch.randn(4, requires_grad=True), torch.ones(2, requires_grad=True)
+    scores, labels = (torch.randn(2, 3, 3, 4) @ w, *strength), torch.randint(2, (2, 3, 3))
+    problem = ProxProblem.from_scores(GridHinge(negative="project"), scores, labels, [w, strength], lr=5.0)
     point, duals = problem.start(), []
     for _ in range(10):
         vertex, _ = problem.conditional_gradient(point)

@@ -6,23 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxsvm import ProxProblem
-from proxsvm.losses import (
-    AveragePrecisionHinge,
-    ChainCRF,
-    ChainHinge,
-    ConvexLoss,
-    CrossEntropy,
-    Huber,
-    L1Regression,
-    LovaszHinge,
-    MultiClassHinge,
-    QuantileRegression,
-    SquaredError,
-    TopKHinge,
-    TreeHinge,
-    WestonWatkinsHinge,
-)
+from proxsvm import ProxProblem, losses
 from proxsvm.losses.base import like, parts
 from tests.cases import K, class_weights, cost_matrix
 
@@ -54,26 +38,26 @@ def trees() -> tuple[Any, Any]:
 
 
 CASES = [
-    (CrossEntropy(), classes),
-    (CrossEntropy(weight=class_weights().float()), classes),
-    (CrossEntropy(label_smoothing=0.1), classes),
-    (MultiClassHinge(), classes),
-    (MultiClassHinge(smooth=True), classes),
-    (MultiClassHinge(cost_matrix().float()), classes),
-    (MultiClassHinge(cost_matrix().float(), smooth=True), classes),
-    (TopKHinge(2), classes),
-    (WestonWatkinsHinge(), classes),
-    (L1Regression(), reals),
-    (L1Regression(epsilon=0.3), reals),
-    (QuantileRegression(0.3), reals),
-    (SquaredError(), reals),
-    (Huber(), reals),
-    (AveragePrecisionHinge(), rankings),
-    (LovaszHinge(), rankings),
-    (ChainHinge(), chains),
-    (ChainHinge(smooth=True), chains),
-    (ChainCRF(), chains),
-    (TreeHinge(), trees),
+    (losses.CrossEntropy(), classes),
+    (losses.CrossEntropy(weight=class_weights().float()), classes),
+    (losses.CrossEntropy(label_smoothing=0.1), classes),
+    (losses.MultiClassHinge(), classes),
+    (losses.MultiClassHinge(smooth=True), classes),
+    (losses.MultiClassHinge(cost_matrix().float()), classes),
+    (losses.MultiClassHinge(cost_matrix().float(), smooth=True), classes),
+    (losses.TopKHinge(2), classes),
+    (losses.WestonWatkinsHinge(), classes),
+    (losses.L1Regression(), reals),
+    (losses.L1Regression(epsilon=0.3), reals),
+    (losses.QuantileRegression(0.3), reals),
+    (losses.SquaredError(), reals),
+    (losses.Huber(), reals),
+    (losses.AveragePrecisionHinge(), rankings),
+    (losses.LovaszHinge(), rankings),
+    (losses.ChainHinge(), chains),
+    (losses.ChainHinge(smooth=True), chains),
+    (losses.ChainCRF(), chains),
+    (losses.TreeHinge(), trees),
 ]
 each_case = pytest.mark.parametrize(("loss", "draw"), CASES, ids=[str(loss) for loss, _ in CASES])
 
@@ -88,7 +72,10 @@ def test_the_value_of_float32_scores_is_that_of_float64(loss, draw, seed):
     torch.manual_seed(seed)
     scores, target = draw()
     exact = float(loss(double(scores), double(target)))
-    for value in (loss(scores, target), ConvexLoss.forward(loss, scores, target)):  # by the compiled loop, and without
+    for value in (
+        loss(scores, target),
+        losses.ConvexLoss.forward(loss, scores, target),
+    ):  # by the compiled loop, and without
         assert value.dtype == torch.float32
         assert float(value) == pytest.approx(exact, rel=1e-6)
 

@@ -8,15 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from proxsvm import ProxProblem, losses
-from proxsvm.losses import (
-    Atom,
-    ConvexLoss,
-    L1Regression,
-    MultiClassHinge,
-    QuantileRegression,
-    TopKHinge,
-    WestonWatkinsHinge,
-)
+from proxsvm.losses import Atom, ConvexLoss, L1Regression, MultiClassHinge, QuantileRegression
 from proxsvm.losses.base import detached, like, parts
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import check_loss, verify
@@ -64,11 +56,15 @@ def test_values_equal_torchs(n, seed):
     u, y, t = 3 * torch.randn(n, K), torch.randint(K, (n,)), torch.randn(n, K)
     hinge = (u - u.gather(1, y[:, None]) + 1 - F.one_hot(y, K)).max(1).values.mean()
     assert MultiClassHinge()(u, y) == pytest.approx(float(hinge))
-    assert TopKHinge(1)(u, y) == pytest.approx(float(hinge))
-    assert WestonWatkinsHinge()(u, y) == pytest.approx(K * float(nn.MultiMarginLoss()(u, y)))
+    assert losses.TopKHinge(1)(u, y) == pytest.approx(float(hinge))
+    assert losses.WestonWatkinsHinge()(u, y) == pytest.approx(K * float(nn.MultiMarginLoss()(u, y)))
     assert L1Regression()(u, t) == pytest.approx(K * float(nn.L1Loss()(u, t)))
     assert L1Regression(0.4)(u, t) == pytest.approx(float(((u - t).abs() - 0.4).clamp(min=0).sum(1).mean()))
     assert QuantileRegression(0.5)(u, t) == pytest.approx(float(L1Regression()(u, t)) / 2)
+    binary = (1 - torch.where(t > 0, u, -u)).clamp(min=0).sum(1).mean()
+    assert losses.MultiLabelHinge()(u, t > 0) == pytest.approx(float(binary))
+    tree = losses.MultiLabelHinge([-1, 0, 0, 1], smooth=True), losses.MultiLabelHinge(smooth=True)
+    assert tree[0]((u, torch.zeros(K, 2, 2)), t > 0) == pytest.approx(float(tree[1](u, t > 0)))
 
 
 def test_the_cost_matrix_is_indexed_predicted_true():
@@ -99,7 +95,7 @@ def test_a_sample_where_smoothing_cannot_help_takes_the_hinges_atom():
     torch.testing.assert_close(grad, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("loss", [MultiClassHinge, WestonWatkinsHinge])
+@pytest.mark.parametrize("loss", [MultiClassHinge, losses.WestonWatkinsHinge])
 def test_reductions_and_sample_weights_follow_torch(loss):
     u, y, weight = torch.randn(5, K), torch.randint(K, (5,)), torch.rand(5)
     each = loss(reduction="none")(u, y)
@@ -117,14 +113,11 @@ def test_regression_takes_any_output_shape(shape):
     torch.testing.assert_close(L1Regression()(u, t), (u - t).abs().reshape(5, -1).sum(1).mean())
 
 
-def test_several_quantiles_share_one_target():
+def test_several_quantiles_share_one_target_and_a_minimiser_is_the_quantile():
     u, t = torch.randn(6, 3), torch.randn(6)
     levels = [0.1, 0.5, 0.9]
     one_by_one = sum(QuantileRegression(tau)(u[:, j], t) for j, tau in enumerate(levels))
     torch.testing.assert_close(QuantileRegression(levels)(u, t), one_by_one)
-
-
-def test_the_minimiser_of_the_pinball_loss_is_the_quantile():
     t = torch.arange(101.0)
     grid = torch.linspace(0, 100, 1001)
     best = min(grid, key=lambda q: float(QuantileRegression(0.9)(q.expand(101), t)))
@@ -291,17 +284,10 @@ def test_the_quantiles_of_a_float64_model_are_exact():
     assert "tau=[0.1, 0.7]" in repr(QuantileRegression([0.1, 0.7]))
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.SquaredError(),
-        losses.Huber(),
-        losses.BinaryCrossEntropy(),
-        L1Regression(),
-        losses.QuantileRegression(0.3),
-    ],
-    ids=repr,
-)
+SINGLE = losses.SquaredError(), losses.Huber(), losses.BinaryCrossEntropy(), L1Regression(), QuantileRegression(0.3)
+
+
+@pytest.mark.parametrize("loss", SINGLE, ids=repr)
 @pytest.mark.parametrize("outputs", [1, 50])
 def test_check_loss_allows_the_rounding_of_single_precision(loss, outputs):
     for _ in range(5):

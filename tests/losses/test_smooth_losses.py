@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxProblem
 from proxsvm._scores import inner
@@ -16,7 +15,7 @@ from proxsvm.losses import BinaryCrossEntropy, ConvexLoss, CrossEntropy, Huber, 
 from proxsvm.losses.base import like, parts
 from proxsvm.solvers import CorrectiveFW, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import LOSSES, K, LossCase, class_weights, expanded
+from tests.cases import LOSSES, K, LossCase, class_weights, expanded, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 SMOOTH = [case for case in LOSSES if isinstance(case.loss(), SmoothLoss)]
@@ -213,7 +212,7 @@ def test_training_without_decay_and_momentum_is_alig(lr, fused):
     peer, capped = AliG(theirs.parameters(), max_lr=lr), 0
     for _ in range(20):
         theirs.load_state_dict(ours.state_dict())
-        before = parameters_to_vector(ours.parameters()).detach()
+        before = vector(ours)
         optimizer.zero_grad()
         criterion(ours(x), y).backward()
         optimizer.step()
@@ -223,7 +222,7 @@ def test_training_without_decay_and_momentum_is_alig(lr, fused):
         peer.step(lambda value=value: float(value.detach()))
         squared = sum(float(p.grad.square().sum()) for p in theirs.parameters())
         step = peer.param_groups[0]["step_size"]
-        after = [parameters_to_vector(net.parameters()).detach() for net in (ours, theirs)]
+        after = [vector(net) for net in (ours, theirs)]
         if step == lr:
             capped += 1
             assert lr * float(optimizer.last.gamma) == step

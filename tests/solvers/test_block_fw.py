@@ -1,6 +1,5 @@
 """BlockFW: exact block steps on the Gram matrix of a network and on the rows of features."""
 
-import functools
 import itertools
 
 import numpy as np
@@ -66,27 +65,16 @@ def test_on_features_it_equals_the_exact_qp(loss, start):
 
 
 @each_flat_loss
-@pytest.mark.parametrize(
-    "layout",
-    [lambda x: sparse.csr_matrix(x.numpy()), lambda x: x.to_sparse(), lambda x: sparse.coo_array(x.numpy())],
-    ids=["scipy-csr", "torch-coo", "scipy-coo"],
-)
-def test_sparse_equals_dense(loss, layout):
-    dense, same = linear_problem(loss), linear_problem(loss, layout=layout)
-    assert same.linearization.features.layout is torch.sparse_csr
-    torch.testing.assert_close(same.linearization.jacobian(), dense.linearization.jacobian())
-    dual, *lams = on_dense_rows(loss)
-    assert BlockFW(tol=1e-9).solve(same).dual == pytest.approx(dual, rel=1e-9, abs=1e-9)  # each within tol of the best
-    for solver, lam in zip((CorrectiveFW(5, tol=0.0), ExactQP()), lams, strict=True):
-        assert solver.solve(same).lam == pytest.approx(lam, abs=1e-6)
-
-
-@functools.cache  # for all layouts
-def on_dense_rows(loss: LossCase) -> tuple[float, float, float]:
-    """D of the blocks, and lam of a few corrective steps and of the exact solution."""
-    problem = linear_problem(loss)
-    lams = (solver.solve(problem).lam for solver in (CorrectiveFW(5, tol=0.0), ExactQP()))
-    return (float(BlockFW(tol=1e-9).solve(problem).dual), *map(float, lams))
+def test_sparse_equals_dense(loss):
+    dense = linear_problem(loss)
+    for layout in (sparse.coo_array, torch.Tensor.to_sparse, sparse.csr_matrix):
+        same = linear_problem(loss, layout=layout)
+        assert same.linearization.features.layout is torch.sparse_csr
+        torch.testing.assert_close(same.linearization.jacobian(), dense.linearization.jacobian())
+    one, other = (BlockFW(tol=1e-9).solve(problem) for problem in (same, dense))
+    assert one.dual == pytest.approx(float(other.dual), rel=1e-9, abs=1e-9)  # each within tol of the best
+    for solver in (CorrectiveFW(5, tol=0.0), ExactQP()):
+        assert solver.solve(same).lam == pytest.approx(float(solver.solve(dense).lam), abs=1e-6)
 
 
 def test_many_samples_are_shuffled_in_groups_that_change():
@@ -208,10 +196,12 @@ def test_features_in_another_metric_are_refused():
     assert other.relative_gap(point) <= 1e-6
 
 
-def test_a_warm_start_on_a_network():
+def test_a_warm_start_on_a_network_and_one_that_is_too_large_for_its_gram_matrix():
     problem = setting(LOSSES[0], MODELS[1]).problem(5.0)
     point = BlockFW(tol=1e-7).solve(problem)
     assert BlockFW(tol=1e-7).solve(problem, start=point.atom).steps == 1
+    with pytest.raises(ValueError, match="max_entries=100"):
+        BlockFW(max_entries=100).solve(problem)
 
 
 def test_samples_without_weight_or_features_do_no_harm():
@@ -228,18 +218,11 @@ def test_samples_without_weight_or_features_do_no_harm():
 
 
 def test_float32_features_stay_float32():
-    torch.manual_seed(0)
     x, y = torch.randn(40, 5).float(), torch.arange(40) % 3
     problem = ProxProblem.from_features(MultiClassHinge(), x, y, lr=4.0)
     point = BlockFW(tol=1e-4).solve(problem)
     assert point.delta[0].dtype == torch.float32
     assert problem.relative_gap(point) <= 2e-4
-
-
-def test_a_network_too_large_for_its_gram_matrix_is_refused():
-    problem = setting(LOSSES[0], MODELS[1]).problem()
-    with pytest.raises(ValueError, match="max_entries=100"):
-        BlockFW(max_entries=100).solve(problem)
 
 
 def drawn(n, features, seed, lr):

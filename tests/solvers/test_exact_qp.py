@@ -5,16 +5,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_diabetes, load_iris, load_wine
-from sklearn.preprocessing import StandardScaler
+from sklearn.datasets import load_diabetes, load_wine
+from sklearn.preprocessing import scale
 from sklearn.svm import LinearSVC, LinearSVR
 
 from proxsvm import ProxProblem
 from proxsvm._extras import load
-from proxsvm.losses import ConvexLoss, CrossEntropy, L1Regression, MultiClassHinge
+from proxsvm.losses import CrossEntropy, L1Regression, MultiClassHinge
 from proxsvm.solvers import DualSolver, ExactQP, MultiStepFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import LOSSES, MODELS, each_loss, setting
+from tests.cases import LOSSES, MODELS, OracleOnly, each_loss, setting
 
 
 def svm_problem(loss, X, y, C, outputs):
@@ -25,31 +25,23 @@ def svm_problem(loss, X, y, C, outputs):
     return ProxProblem.from_scores(loss, scores, torch.as_tensor(y), [w], lr=len(X) * C)
 
 
-@pytest.mark.parametrize("data", [load_iris, load_wine])
+@pytest.mark.parametrize("epsilon", [None, 0.0, 0.3], ids=["classes", "line", "band"])
 @pytest.mark.parametrize("C", [0.01, 0.1])
-def test_it_reaches_the_objective_of_linear_svc(data, C):
-    X, y = data(return_X_y=True)
-    X, y = StandardScaler().fit_transform(X)[::3], y[::3]
-    problem = svm_problem(MultiClassHinge(), X, y, C, 3)
+def test_it_reaches_the_objective_of_scikit_learns_svms(epsilon, C):
+    X, y = (load_wine if epsilon is None else load_diabetes)(return_X_y=True)
+    X, options = scale(X)[::5], {"fit_intercept": False, "C": C, "tol": 1e-8, "max_iter": 1_000_000}
+    if epsilon is None:
+        y, loss = y[::5], MultiClassHinge()
+        w = LinearSVC(multi_class="crammer_singer", **options).fit(X, y).coef_
+        each = (X @ w.T + (y[:, None] != np.arange(3))).max(1) - (X @ w.T)[np.arange(len(y)), y]
+    else:
+        y, loss = scale(y)[::5], L1Regression(epsilon)
+        w = LinearSVR(epsilon=epsilon, **options).fit(X, y).coef_
+        each = np.maximum(np.abs(X @ w - y) - epsilon, 0)
+    problem = svm_problem(loss, X, y, C, 3 if epsilon is None else 1)
     exact = ExactQP().solve(problem)
-    w = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=C, tol=1e-8, max_iter=100_000).fit(X, y).coef_
-    margins = X @ w.T - (X @ w.T)[np.arange(len(y)), y][:, None] + (y[:, None] != np.arange(3))
-    objective = 0.5 * (w**2).sum() + C * margins.max(1).sum()
-    ours = float(problem.primal(exact)) * len(X) * C
-    assert ours == pytest.approx(objective, rel=1e-4)
+    assert float(problem.primal(exact)) * len(X) * C == pytest.approx((w**2).sum() / 2 + C * each.sum(), rel=1e-4)
     assert problem.gap(exact) <= 1e-6 * problem.primal(exact)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3])
-def test_it_reaches_the_objective_of_linear_svr(epsilon):
-    X, y = load_diabetes(return_X_y=True)
-    X, y = StandardScaler().fit_transform(X)[::6], (y[::6] - y.mean()) / y.std()
-    C = 0.1
-    problem = svm_problem(L1Regression(epsilon), X, y, C, 1)
-    exact = ExactQP().solve(problem)
-    w = LinearSVR(fit_intercept=False, C=C, epsilon=epsilon, tol=1e-8, max_iter=1_000_000).fit(X, y).coef_
-    objective = 0.5 * w @ w + C * np.maximum(np.abs(X @ w - y) - epsilon, 0).sum()
-    assert float(problem.primal(exact)) * len(X) * C == pytest.approx(objective, rel=1e-4)
 
 
 def test_what_it_says_about_its_accuracy_is_the_gap():
@@ -72,23 +64,6 @@ def test_a_gap_above_tol_is_said_aloud(loss):
     assert problem.relative_gap(point) > 1e-7
     assert ExactQP(tol=0.5, options=loose).solve(problem).gap > 0
     assert problem.relative_gap(ExactQP().solve(problem)) <= 1e-7
-
-
-class OracleOnly(ConvexLoss):
-    """A loss that keeps its hull to itself."""
-
-    def __init__(self, inner: ConvexLoss) -> None:
-        super().__init__(reduction=inner.reduction)
-        self.inner = inner
-
-    def prepare(self, scores, target):
-        return self.inner.prepare(scores, target)
-
-    def oracle(self, scores, target):
-        return self.inner.oracle(scores, target)
-
-    def weights(self, scores, target):
-        return self.inner.weights(scores, target)
 
 
 @each_loss
@@ -147,13 +122,9 @@ def test_rounding_in_float32_does_not_keep_the_oracle_busy():
     assert problem.gap(point) <= 1e-5
 
 
-def test_the_displacement_of_the_start_carries_no_graph():
+def test_too_large_is_refused_and_the_displacement_of_the_start_carries_no_graph():
     problem = setting(LOSSES[0], MODELS[1]).problem(1.0, 0.1)
     assert not any(d.requires_grad for d in problem.displacement(problem.start()))
-
-
-def test_too_large_is_refused():
-    problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
     with pytest.raises(ValueError, match="verify on fewer samples"):
         ExactQP(max_entries=100).solve(problem)
 

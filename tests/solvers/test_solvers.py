@@ -33,21 +33,19 @@ def between(problem: ProxProblem, a: DualPoint, b: DualPoint, gamma: float) -> D
 
 
 def brute_force(problem: ProxProblem, a: DualPoint, b: DualPoint) -> tuple[float | None, float]:
-    """(γ, D) of the largest dual on a segment, by bisection on differences of the definition of D.
+    """(γ, D) of the largest dual on a segment, from the definition of D, which is quadratic in γ.
 
-    D is quadratic in γ, so that D(γ + 1) − D(γ − 1) is exactly twice its slope. γ is None where the segment
-    is a point.
+    γ is None where the segment is a point.
     """
 
     def dual(gamma: float) -> float:
         return float(problem.dual(between(problem, a, b, gamma)))
 
-    low, high = 0.0, 1.0
-    for _ in range(32):
-        middle = (low + high) / 2
-        low, high = (middle, high) if dual(middle + 1) - dual(middle - 1) > 0 else (low, middle)
-    is_a_point = abs(dual(1.0) - 2 * dual(0.0) + dual(-1.0)) < 1e-9
-    return None if is_a_point else low, max(dual(low), dual(0.0), dual(1.0))
+    slope, curvature = (dual(1.0) - dual(-1.0)) / 2, dual(1.0) - 2 * dual(0.0) + dual(-1.0)
+    if abs(curvature) < 1e-9:
+        return None, max(dual(0.0), dual(1.0))
+    gamma = min(max(-slope / curvature, 0.0), 1.0)
+    return gamma, max(dual(gamma), dual(0.0), dual(1.0))
 
 
 @each_loss
@@ -138,8 +136,7 @@ def test_one_step_of_many_is_the_single_step(loss, model):
     one, single = MultiStepFW(max_steps=1, tol=0.0).solve(problem), SingleStepFW().solve(problem)
     assert one.gamma == pytest.approx(float(single.gamma), rel=1e-14)
     assert one.lam == pytest.approx(float(single.lam), rel=1e-14)  # ⟨s, u⟩ + c, or the value that an oracle computes
-    for a, b in zip(one.delta, single.delta, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(one.delta, single.delta)
 
 
 @given(seed=st.integers(0, 10_000), lr=st.floats(1e-3, 1e3), decay=st.sampled_from([0.0, 0.01, 1.0]))
@@ -162,14 +159,6 @@ def test_bounds_hold_for_drawn_shapes(data, n, seed, lr):
         point = solver.solve(problem)
         scale = 1e-9 * (1 + abs(float(problem.primal(point))) + abs(float(problem.dual(start))))
         assert problem.dual(start) - scale <= problem.dual(point) <= problem.primal(point) + scale
-
-
-def test_multi_step_stops_when_the_gap_is_small():
-    problem = setting(LOSSES[0], MODELS[1]).problem(1e-3)
-    point = MultiStepFW(max_steps=50, tol=1e-1).solve(problem)
-    assert point.steps < 50
-    assert point.gap is not None
-    assert problem.relative(point.gap, point) <= 1e-1
 
 
 def test_a_step_that_cannot_help_has_gamma_zero():

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -30,15 +30,16 @@ B, T, K = 3, 4, 3
 
 @dataclass(frozen=True)
 class StructureCase:
-    """``draw`` returns scores, a target, and a function that lists all targets of the same shape, each for the batch.
-
-    ``given`` is what decoders need to know of a target: its lengths, its tree.
-    """
+    """``draw`` returns scores, a target, and all targets of its shape; ``known`` are lengths, or where they are."""
 
     name: str
     structure: Callable[[], Structure]
     draw: Callable[[], tuple[Any, Any, list[Any]]]
-    given: Callable[[Any], dict[str, Any]] = lambda target: {}
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def given(self, target: Any) -> dict[str, Any]:
+        """What decoders need to know of a target: its lengths, its tree."""
+        return {name: target[at] if isinstance(at, int) else at for name, at in self.known.items()}
 
     def __repr__(self) -> str:
         return self.name
@@ -186,59 +187,33 @@ def holes() -> Tensor:
     return torch.tensor([[True, True, False, True], [False, False, True, False], [True, False, True, True]])
 
 
-CHAIN_LENGTHS = [4, 1, 3]
+LENGTHS = [4, 1, 3]
 STRUCTURES = [
     StructureCase("chain", Chain, chain),
     StructureCase("chain-own", Chain, lambda: chain(own=True)),
-    StructureCase(
-        "chain-lengths",
-        Chain,
-        lambda: chain(own=True, ends=True, lengths=CHAIN_LENGTHS),
-        lambda target: {"lengths": target[1]},
-    ),
-    StructureCase(
-        "chain-mask", Chain, lambda: chain(ends=True, lengths=holes()), lambda target: {"lengths": target[1]}
-    ),
-    StructureCase(
-        "chain-own-mask", Chain, lambda: chain(own=True, lengths=holes()), lambda target: {"lengths": target[1]}
-    ),
-    StructureCase("tree", Tree, tree, lambda target: {"parents": target[1]}),
-    StructureCase("tree-own", Tree, lambda: tree(own=True), lambda target: {"parents": target[1]}),
-    StructureCase(
-        "tree-mask",
-        Tree,
-        lambda: tree(own=True, sizes=holes()),
-        lambda target: {"parents": target[1], "sizes": target[2]},
-    ),
+    StructureCase("chain-lengths", Chain, lambda: chain(own=True, ends=True, lengths=LENGTHS), {"lengths": 1}),
+    StructureCase("chain-mask", Chain, lambda: chain(ends=True, lengths=holes()), {"lengths": 1}),
+    StructureCase("chain-own-mask", Chain, lambda: chain(own=True, lengths=holes()), {"lengths": 1}),
+    StructureCase("tree", Tree, tree, {"parents": 1}),
+    StructureCase("tree-own", Tree, lambda: tree(own=True), {"parents": 1}),
+    StructureCase("tree-mask", Tree, lambda: tree(own=True, sizes=holes()), {"parents": 1, "sizes": 2}),
     StructureCase("labels", Labels, lambda: labels(tree=False)),
     StructureCase("label-tree", lambda: LabelTree([-1, 0, 0, 1]), lambda: labels(tree=True)),
     StructureCase("grid", Grid, grid),
     StructureCase("segments", Segments, segments),
-    StructureCase("segments-lengths", Segments, lambda: segments([4, 1, 3]), lambda target: {"lengths": [4, 1, 3]}),
+    StructureCase("segments-lengths", Segments, lambda: segments(LENGTHS), {"lengths": LENGTHS}),
     StructureCase("projective", ProjectiveTree, lambda: dependencies(True)),
-    StructureCase(
-        "projective-lengths", ProjectiveTree, lambda: dependencies(True, [4, 1, 3]), lambda t: {"lengths": t[-1]}
-    ),
-    StructureCase(
-        "projective-labels", ProjectiveTree, lambda: dependencies(True, [3, 1, 2], R=2), lambda t: {"lengths": t[-1]}
-    ),
+    StructureCase("projective-lengths", ProjectiveTree, lambda: dependencies(True, LENGTHS), {"lengths": -1}),
+    StructureCase("projective-labels", ProjectiveTree, lambda: dependencies(True, [3, 1, 2], R=2), {"lengths": -1}),
     StructureCase("spanning", SpanningTree, lambda: dependencies(False)),
-    StructureCase(
-        "spanning-lengths", SpanningTree, lambda: dependencies(False, [4, 1, 3]), lambda t: {"lengths": t[-1]}
-    ),
-    StructureCase(
-        "spanning-labels", SpanningTree, lambda: dependencies(False, [3, 1, 2], R=2), lambda t: {"lengths": t[-1]}
-    ),
+    StructureCase("spanning-lengths", SpanningTree, lambda: dependencies(False, LENGTHS), {"lengths": -1}),
+    StructureCase("spanning-labels", SpanningTree, lambda: dependencies(False, [3, 1, 2], R=2), {"lengths": -1}),
     StructureCase("spans", Spans, lambda: spans(labels=1)),
-    StructureCase("spans-lengths", Spans, lambda: spans([3, 1, 2]), lambda target: {"lengths": target[1]}),
+    StructureCase("spans-lengths", Spans, lambda: spans([3, 1, 2]), {"lengths": 1}),
     StructureCase("alignment", Alignment, alignment),
-    StructureCase(
-        "alignment-lengths", Alignment, lambda: alignment([[3, 3], [1, 2], [2, 3]]), lambda t: {"lengths": t[1]}
-    ),
+    StructureCase("alignment-lengths", Alignment, lambda: alignment([[3, 3], [1, 2], [2, 3]]), {"lengths": 1}),
     StructureCase("matching", Matching, matching),
-    StructureCase(
-        "matching-sizes", Matching, lambda: matching([[3, 4], [2, 2], [1, 3]]), lambda target: {"sizes": target[1]}
-    ),
+    StructureCase("matching-sizes", Matching, lambda: matching([[3, 4], [2, 2], [1, 3]]), {"sizes": 1}),
 ]
 LIKELIHOODS = [case for case in STRUCTURES if case.structure().likelihood]
 

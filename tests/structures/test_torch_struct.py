@@ -41,10 +41,6 @@ def segments(u: Tensor) -> tuple[Any, Any]:
     return edge, lambda x: x.sum(4)[:, :, 1:]
 
 
-def same(u: Tensor) -> tuple[Any, Any]:
-    return u, lambda x: x
-
-
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
 @pytest.mark.parametrize(
     ("structure", "theirs", "convert", "shape", "options"),
@@ -52,7 +48,7 @@ def same(u: Tensor) -> tuple[Any, Any]:
         (Chain(), "LinearChainCRF", chain, (B, T - 1, K, K), {}),
         (ProjectiveTree(), "DependencyCRF", dependencies, (B, T + 1, T + 1), {"multiroot": False}),
         (SpanningTree(), "NonProjectiveDependencyCRF", dependencies, (B, T + 1, T + 1), {"multiroot": False}),
-        (Spans(), "TreeCRF", same, (B, T, T, K), {}),
+        (Spans(), "TreeCRF", lambda u: (u, lambda x: x), (B, T, T, K), {}),
         (Segments(), "SemiMarkovCRF", segments, (B, T, 3, K), {}),
     ],
     ids=["chain", "projective", "spanning", "spans", "segments"],
