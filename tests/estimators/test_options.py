@@ -44,13 +44,10 @@ def test_the_log_loss_is_logistic_regression_with_its_probabilities(classes):
     np.testing.assert_allclose(ours.predict_log_proba(X), theirs.predict_log_proba(X), atol=1e-4)
 
 
-def test_probabilities_of_one_class_against_the_rest_sum_to_1():
+def test_probabilities_of_one_class_against_the_rest_sum_to_1_and_a_hinge_has_none():
     model = LinearSVM(loss=BinaryCrossEntropy(), C=0.1).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
     np.testing.assert_array_equal(model.predict(X), model.predict_proba(X).argmax(1))
-
-
-def test_a_hinge_has_no_probabilities():
     assert not hasattr(LinearSVM().fit(X, y), "predict_proba")
     assert not hasattr(LinearSVM(loss="hinge"), "predict_log_proba")
 
@@ -118,19 +115,6 @@ def test_float32_is_kept_by_every_loss(loss):
     Z, t = load_iris(return_X_y=True)
     model = LinearSVM(loss=loss, C=0.1, tol=1e-3).fit(Z.astype(np.float32), t)
     assert model.coef_.dtype == model.decision_function(Z.astype(np.float32)).dtype == np.float32
-
-
-def test_torchs_number_of_threads_is_as_before():
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        seen = []
-        solver = BlockFW(callback=lambda trace: seen.append(torch.get_num_threads()))
-        LinearSVM(C=0.1, solver=solver).fit(X, y)
-        assert set(seen) == {1}  # while it fits
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])

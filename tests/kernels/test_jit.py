@@ -81,10 +81,7 @@ def test_without_a_folder_for_the_cache_it_compiles_every_time():
     assert run(nowhere + SCRIPT + SOLVE + "assert step() == step(True) == step(False)") == ""
 
 
-def test_the_loops_run_in_a_forked_process():
-    run(
-        SCRIPT
-        + """
+FORK = """
 step()
 child = os.fork()
 if child == 0:
@@ -92,4 +89,7 @@ if child == 0:
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    )
+
+
+def test_the_loops_run_in_a_forked_process():
+    run(SCRIPT + FORK)

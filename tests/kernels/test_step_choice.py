@@ -110,7 +110,7 @@ def test_several_threads_of_python_step_at_once():
         generator = torch.Generator().manual_seed(seed)
         w = nn.Parameter(torch.randn(4_300_000, generator=generator))
         optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.3, 0.9, 0.01, fused=True)
-        for _ in range(5):
+        for _ in range(3):
             w.grad = torch.randn(4_300_000, generator=generator)
             optimizer.step(loss=0.5)
         into[seed] = w.detach()
@@ -120,10 +120,8 @@ def test_several_threads_of_python_step_at_once():
         for seed in range(2):
             train(seed, one_by_one)
         workers = [threading.Thread(target=train, args=(seed, at_once)) for seed in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        for act in (threading.Thread.start, threading.Thread.join):
+            list(map(act, workers))
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(one_by_one[seed], at_once[seed]) for seed in range(2))
