@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from experiments import arena
+from tests.experiments.conftest import write_housing
 
 
 @pytest.fixture
 def data(tmp_path):
     rng = np.random.default_rng(0)
-    rows = np.column_stack([rng.uniform(1, 9, (200, 8)), rng.uniform(1e5, 5e5, 200)])
-    np.savetxt(tmp_path / "cal_housing.data", rows, delimiter=",")
+    write_housing(tmp_path, np.column_stack([rng.uniform(1, 9, (200, 8)), rng.uniform(1e5, 5e5, 200)]))
     return arena.load(tmp_path)
 
 

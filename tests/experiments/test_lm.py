@@ -1,6 +1,5 @@
 """The language model: the text, its windows, and a causal network."""
 
-import json
 import math
 
 import pytest
@@ -10,18 +9,15 @@ from torch import nn
 from experiments import lm
 from experiments.config import Config
 from experiments.tasks import task_of
+from tests.experiments.conftest import write_pairs
 
 
 @pytest.fixture
 def data(tmp_path):
     """Sentences of SNLI: the premise of three pairs stands once."""
-    (tmp_path / "snli_1.0").mkdir()
     for name, n in (("train", 40), ("dev", 20), ("test", 20)):
-        rows = [
-            {"gold_label": "-" if k == 5 else "neutral", "sentence1": f"{name} {k // 3} é", "sentence2": f"no. {k}"}
-            for k in range(n)
-        ]
-        (tmp_path / "snli_1.0" / f"snli_1.0_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        pairs = [(f"{name} {k // 3} é", f"no. {k}", "-" if k == 5 else "neutral") for k in range(n)]
+        write_pairs(tmp_path, name, pairs)
     return tmp_path
 
 

@@ -1,12 +1,11 @@
 """SNLI and GloVe: official files round-trip, batches, and the model on word ids."""
 
-import json
-
 import pytest
 import torch
 
 from experiments import snli
 from experiments.models import SentencePairBiLSTM
+from tests.experiments.conftest import write_pairs
 
 PAIRS = [
     ("A dog doesn't swim.", "An animal rests.", "neutral"),
@@ -22,11 +21,8 @@ def vector(k):
 
 
 def write(folder, pairs=PAIRS, words=WORDS, glove="glove.6B.100d.txt"):
-    (folder / "snli_1.0").mkdir(exist_ok=True)
-    rows = [{"gold_label": y, "sentence1": a, "sentence2": b, "captionID": "7"} for a, b, y in pairs]
     for name in ("train", "dev", "test"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "snli_1.0" / f"snli_1.0_{name}.jsonl").write_text(text)
+        write_pairs(folder, name, pairs)
     lines = [" ".join([word, *map(str, vector(k))]) + "\n" for k, word in enumerate(words)]
     (folder / glove).write_text("".join(lines), encoding="utf-8")
     return folder

@@ -19,14 +19,14 @@ from experiments import sweep
 from experiments.config import Config
 from experiments.studies import EVIDENCE, SCALES, STRUCTURED, Study, study_of
 from experiments.sweep import Sweep
+from tests.experiments.conftest import write_housing
 from tests.experiments.test_train import ROOT, environment, without_seconds
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    rows = np.abs(np.random.default_rng(0).normal(size=(400, 9))) * 100 + 1
-    (folder / "cal_housing.data").write_text("".join(",".join(f"{v:.3f}" for v in row) + "\n" for row in rows))
+    write_housing(folder, np.abs(np.random.default_rng(0).normal(size=(400, 9))) * 100 + 1)
     return folder
 
 

@@ -5,17 +5,15 @@ import pytest
 import torch
 
 from experiments import tabular
+from tests.experiments.conftest import write_housing
 
 
 @pytest.fixture
 def data(tmp_path):
     """Both sets in the official format, 200 rows each."""
     rng = np.random.default_rng(0)
-    house = np.concatenate(
-        [rng.uniform(-120, -110, (200, 2)), rng.uniform(1, 50, (200, 6)), np.arange(200)[:, None]], 1
-    )
-    lines = (",".join(f"{cell:.6f}" for cell in row) for row in house)
-    (tmp_path / "cal_housing.data").write_text("".join(f"{line}\n" for line in lines))
+    house = [rng.uniform(-120, -110, (200, 2)), rng.uniform(1, 50, (200, 6)), np.arange(200)[:, None]]
+    write_housing(tmp_path, np.concatenate(house, 1))
     rows = []
     for k in range(200):
         casual, registered = k % 7, k % 11
@@ -63,13 +61,9 @@ def test_missing_and_broken_files_are_named(data, tmp_path):
         tabular.load(data, "boston")
     empty = tmp_path / "empty"
     empty.mkdir()
-    for name, match in (
-        ("california", r"cal_housing.data is missing. python -m experiments download california"),
-        ("bike", r"hour.csv is missing. python -m experiments download bike"),
-    ):
-        with pytest.raises(FileNotFoundError, match=match):
-            tabular.load(empty, name)
     for file, name in (("cal_housing.data", "california"), ("hour.csv", "bike")):
+        with pytest.raises(FileNotFoundError, match=f"{file} is missing. python -m experiments download {name}"):
+            tabular.load(empty, name)
         whole = (data / file).read_text()
         for broken in (whole[:-30], "", "a,b\n1,2\n"):
             (data / file).write_text(broken)
