@@ -277,16 +277,11 @@ class Rivals(Hull):
 class EntropySimplex(Hull):
     """s = m α − q, c ≤ m · entropy(α) over α ≥ 0, Σ_k α_k = 1, with q ≥ 0 ``[n, K]`` and m = Σ_k q_k: cross-entropy.
 
-    >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).best(torch.zeros(1, 2))
-    Atom(s=tensor([[-0.5000,  0.5000]]), offset=tensor([0.6931]))
+    >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).lift(torch.tensor([[-0.5, 0.5]]))
+    tensor([0.6931])
     """
 
     q: Tensor
-
-    def best(self, v: Tensor) -> Atom:
-        """α = softmax(v)."""
-        alpha, mass = v.softmax(1), self.q.sum(1)
-        return Atom(mass[:, None] * alpha - self.q, mass * torch.special.entr(alpha).sum(1))
 
     def lift(self, s: Tensor) -> Tensor:
         """m · entropy((s + q)/m)."""
@@ -334,15 +329,13 @@ class Box(ClosedHull):
 
     def best(self, v: Tensor) -> Atom:
         """The nearest point for h = 0; without a ridge, a bound."""
-        residual = v - self.center
-        shrunk = F.softshrink(residual, self.band)
-        steep = shrunk / self.ridge if self.ridge else torch.where(shrunk == 0, 0.0, shrunk * torch.inf)
-        s = steep.clamp(self.low, self.high)
-        return Atom(s, self.lift(s), self.worth(s, residual))
+        s, offset = self.nearest(v, 0.0)
+        return Atom(s, offset, self.worth(s, v - self.center))
 
-    def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The residual v − center, shrunk by the band, divided by ridge + h and clipped."""
-        s = (F.softshrink(v - self.center, self.band) / (self.ridge + h)).clamp(self.low, self.high)
+    def nearest(self, v: Tensor, h: Tensor | float) -> Atom:
+        """The residual v − center, shrunk by the band, divided by ridge + h and clipped; 0 / 0 is 0."""
+        shrunk = F.softshrink(v - self.center, self.band)
+        s = torch.where(shrunk == 0, 0.0, shrunk / (self.ridge + h)).clamp(self.low, self.high)
         return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:

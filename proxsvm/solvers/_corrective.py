@@ -272,9 +272,7 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     array([0.75, 0.25])
     """
     size = len(b)
-    a = np.eye(1, size)[0] if start is None else start.copy()
-    support = np.flatnonzero(a).tolist()
-    solved = len(support) == 1  # whether a is the best on its support
+    a = np.eye(1, size)[0] if start is None else start
     # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a small ridge where Q is singular.
     system = np.ones((size + 1, size + 1))
     system[:size, :size] = Q
@@ -285,24 +283,20 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     value = -np.inf
     for _ in range(10 * size):
         slope = b - Q @ a
-        free, before, value = int(slope.argmax()), value, float((b + slope) @ a) / 2
-        if slope[free] - slope @ a <= little or (free in support and solved) or value <= before:
-            return a  # the value no longer rises, because Q has few correct digits
-        if free not in support:
-            support.append(free)
+        before, value = value, float((b + slope) @ a) / 2
+        if slope.max() - slope @ a <= little or value <= before:  # Q may have few correct digits
+            break
+        support = a > 0
+        support[slope.argmax()] = True
         while True:
-            at = np.array([*support, size])
-            best = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
-            if best.min() >= 0.0:
-                a[support] = best
-                break
-            here = a[support]
+            best, at = np.zeros(size), np.flatnonzero(np.append(support, True))
+            best[support] = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
             falling = np.flatnonzero(best < 0)
-            reach = here[falling] / (here[falling] - best[falling])  # how far each can go before it reaches zero
-            out = int(falling[reach.argmin()])
-            a[support] = here + float(reach.min()) * (best - here)
-            a[support[out]] = 0.0
-            del support[out]
-        a, solved = np.maximum(a, 0.0), True
-        a /= a.sum()
+            if not len(falling):
+                break
+            reach = a[falling] / (a[falling] - best[falling])  # how far each can go before it reaches zero
+            a = a + reach.min() * (best - a)
+            support[falling[reach.argmin()]] = False
+            a = np.where(support, a, 0.0)
+        a = best / best.sum()
     return a
