@@ -277,11 +277,17 @@ class Rivals(Hull):
 class EntropySimplex(Hull):
     """s = m α − q, c ≤ m · entropy(α) over α ≥ 0, Σ_k α_k = 1, with q ≥ 0 ``[n, K]`` and m = Σ_k q_k: cross-entropy.
 
-    >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).lift(torch.tensor([[-0.5, 0.5]]))
-    tensor([0.6931])
+
+    >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).best(torch.zeros(1, 2))
+    Atom(s=tensor([[-0.5000,  0.5000]]), offset=tensor([0.6931]))
     """
 
     q: Tensor
+
+    def best(self, v: Tensor) -> Atom:
+        """α = softmax(v)."""
+        s = self.q.sum(1, keepdim=True) * v.softmax(1) - self.q
+        return Atom(s, self.lift(s))
 
     def lift(self, s: Tensor) -> Tensor:
         """m · entropy((s + q)/m)."""

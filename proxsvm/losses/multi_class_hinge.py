@@ -69,7 +69,7 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         """
         p, cost = log_p.exp(), self._costs(log_p, y)
         delta = 1 - p.gather(1, y[:, None]).squeeze(1) if cost is None else inner(p, cost)
-        return inner(p, log_p) + delta, delta
+        return p.mul_(log_p).sum(1) + delta, delta
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""

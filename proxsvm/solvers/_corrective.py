@@ -42,11 +42,11 @@ class ScoreSpacePoint(ABC):
 
     @abstractmethod
     def scores(self) -> Any:
-        """v of the current point. What the last step reveals of G is evaluated here, at the cost of a jvp."""
+        """v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp."""
 
     @abstractmethod
     def ascent(self, v: Any, atom: Atom) -> float:
-        """The slope of D towards ``atom``; towards the oracle's, that is the gap."""
+        """The slope of D towards ``atom``: its Σ p (⟨s, v⟩ + c) minus that of the point. Of the oracle's, the gap."""
 
     @abstractmethod
     def step(self, v: Any, vertex: Atom) -> None:
@@ -100,7 +100,7 @@ class CurvatureModel(ScoreSpacePoint):
         self.unsettled: tuple[list[Tensor], float, Array, float] | None = None
 
     def scores(self) -> Tensor:
-        """v = v₀ − G x; the model learns G d of the last move."""
+        """The model learns G d of the last move."""
         if self.unsettled is None:
             return self.v0
         move, gamma, known, pivot = self.unsettled
@@ -117,7 +117,6 @@ class CurvatureModel(ScoreSpacePoint):
         return self.v0 - self.gx
 
     def ascent(self, v: Tensor, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
         return float(self.problem.mean(slope + torch.dot(self.weight, atom.offset - self.offset)))
 
@@ -215,7 +214,6 @@ class AtomHull(ScoreSpacePoint):
         self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
 
     def scores(self) -> Any:
-        """v = v₀ − G x."""
         if self.unsettled is not None:
             gx = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(1, -1)
             self.gx, self.unsettled = torch.cat([self.gx, gx.to(self.p)]), None
@@ -225,7 +223,6 @@ class AtomHull(ScoreSpacePoint):
         return torch.as_tensor(self.a).to(rows) @ rows
 
     def ascent(self, v: Scores, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         return float(self.problem.expect(atom.value_at(v))) - self.worth
 
     def step(self, v: Scores, vertex: Atom) -> None:
