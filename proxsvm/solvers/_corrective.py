@@ -1,8 +1,4 @@
-"""What CorrectiveFW keeps between its steps: a dual point in the space of scores.
-
-With x = p·s and G = J H⁻¹ Jᵀ the linearised scores are v = v₀ − G x. One vjp and one jvp evaluate G x, and every inner
-product ⟨delta_a, delta_b⟩ is a product of score vectors, ⟨x_a, G x_b⟩.
-"""
+"""What CorrectiveFW keeps between its steps: a dual point in the space of scores, where v = v₀ − G x."""
 
 from __future__ import annotations
 
