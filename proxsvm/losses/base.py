@@ -58,9 +58,7 @@ class Origin:
 
     def lower_bounds(self) -> Tensor | None:
         """f_i ≤ ℓ(u; y_i) for all u, ``[n]``; None where the loss declares no bound but 0."""
-        if type(self.loss).lower_bound is ConvexLoss.lower_bound:
-            return None
-        return self.loss.lower_bound(detached(self.scores), self.target)
+        return self.loss.lower_bound(detached(self.prepared), self.target)
 
     @property
     def coefficients(self) -> Tensor:

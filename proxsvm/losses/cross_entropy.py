@@ -70,19 +70,16 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return target if target.dim() == 2 else target.movedim(1, -1).reshape(-1, K)
 
     def _has_mass(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Where t > 0: a masked class to which the target gives some mass makes the loss infinite."""
-        return self._probabilities(scores, target) > 0
-
-    def _probabilities(self, scores: Tensor, target: Tensor) -> Tensor:
-        """t, ``[n, K]``; 0 for a sample that is ignored."""
-        t, K = target, scores.shape[1]
-        if not target.is_floating_point():
-            t = one_hot(scores, self.classes(scores, target), K) * (target != self.ignore_index)[:, None]
-        return torch.lerp(t, t.sum(1, keepdim=True) / K, self.label_smoothing) if self.label_smoothing else t
+        """Where q > 0: a masked class to which the target gives some mass makes the loss infinite."""
+        return self.hull(scores, target).q > 0
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropySimplex:
-        """The simplex of the classes under the entropy, with q = weight · t."""
-        t = self._probabilities(scores, target).to(scores)
+        """The simplex of the classes under the entropy, with q = weight · t; 0 for a sample that is ignored."""
+        t, K = target.to(scores.dtype), scores.shape[1]
+        if not target.is_floating_point():
+            t = one_hot(scores, self.classes(scores, target), K) * (target != self.ignore_index)[:, None]
+        if self.label_smoothing:
+            t = torch.lerp(t, t.sum(1, keepdim=True) / K, self.label_smoothing)
         return EntropySimplex(t if self.weight is None else t * self.weight.to(scores))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor | None:

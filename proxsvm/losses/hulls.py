@@ -171,7 +171,7 @@ class Simplex(ClosedHull):
 
     def best(self, v: Tensor) -> Atom:
         """The wrong class with the largest margin, or 0 where none is positive."""
-        k, margin = rival(v, self.target, self.cost)
+        k, margin, _ = rival(v, self.target, self.cost)
         one = (margin > 0).to(v)[:, None]
         s = torch.zeros_like(v).scatter(1, k, one).scatter(1, self.target[:, None], -one)
         return Atom(s, (one * self.cost.gather(1, k)).squeeze(1), margin.relu())
@@ -201,21 +201,21 @@ class Simplex(ClosedHull):
         return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
 
 
-def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The wrong class with the largest v_k + cost_k, ``[n, 1]``, and its margin v_k − v_y + cost_k, ``[n]``.
+def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The wrong class with the largest v_k + cost_k, ``[n, 1]``, its margin v_k − v_y + cost_k and v_y, ``[n]``.
 
-    The margin is differentiable in v. ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the
+    Margin and v_y are differentiable. ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the
     margin 0.
 
     >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), None)
-    (tensor([[2]]), tensor([0.5000]))
+    (tensor([[2]]), tensor([0.5000]), tensor([2.]))
     """
     at = y[:, None]
     u = v.detach() if cost is None else v.detach() + cost
     k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # faster than argmax
     v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
     delta = k != at if cost is None else cost.gather(1, k)
-    return k, v_k - v_y + delta.squeeze(1)
+    return k, v_k - v_y + delta.squeeze(1), v_y
 
 
 def project_on_simplex(z: Tensor) -> Tensor:
@@ -277,6 +277,7 @@ class Rivals(Hull):
 class EntropySimplex(Hull):
     """s = m α − q, c ≤ m · entropy(α) over α ≥ 0, Σ_k α_k = 1, with q ≥ 0 ``[n, K]`` and m = Σ_k q_k: cross-entropy.
 
+
     >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).best(torch.zeros(1, 2))
     Atom(s=tensor([[-0.5000,  0.5000]]), offset=tensor([0.6931]))
     """
@@ -285,8 +286,8 @@ class EntropySimplex(Hull):
 
     def best(self, v: Tensor) -> Atom:
         """α = softmax(v)."""
-        alpha, mass = v.softmax(1), self.q.sum(1)
-        return Atom(mass[:, None] * alpha - self.q, mass * torch.special.entr(alpha).sum(1))
+        s = self.q.sum(1, keepdim=True) * v.softmax(1) - self.q
+        return Atom(s, self.lift(s))
 
     def lift(self, s: Tensor) -> Tensor:
         """m · entropy((s + q)/m)."""
@@ -334,15 +335,13 @@ class Box(ClosedHull):
 
     def best(self, v: Tensor) -> Atom:
         """The nearest point for h = 0; without a ridge, a bound."""
-        residual = v - self.center
-        shrunk = F.softshrink(residual, self.band)
-        steep = shrunk / self.ridge if self.ridge else torch.where(shrunk == 0, 0.0, shrunk * torch.inf)
-        s = steep.clamp(self.low, self.high)
-        return Atom(s, self.lift(s), self.worth(s, residual))
+        s, offset = self.nearest(v, 0.0)
+        return Atom(s, offset, self.worth(s, v - self.center))
 
-    def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The residual v − center, shrunk by the band, divided by ridge + h and clipped."""
-        s = (F.softshrink(v - self.center, self.band) / (self.ridge + h)).clamp(self.low, self.high)
+    def nearest(self, v: Tensor, h: Tensor | float) -> Atom:
+        """The residual v − center, shrunk by the band, divided by ridge + h and clipped; 0 / 0 is 0."""
+        shrunk = F.softshrink(v - self.center, self.band)
+        s = torch.where(shrunk == 0, 0.0, shrunk / (self.ridge + h)).clamp(self.low, self.high)
         return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm._scores import inner, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
@@ -47,23 +46,21 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         return self.cost.to(scores).T[y]
 
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
-        """In a handful of operations that autograd differentiates."""
+        """In a handful of operations that autograd differentiates; where smoothed, of log p: its margins are u's."""
         y = self.classes(scores, target)
-        u = self.expand(scores, target) if self.smooth else scores
-        hinge = rival(u, y, self._costs(u, y))[1].relu()
+        v = self.expand(scores, target).log_softmax(1) if self.smooth else scores
+        _, margin, v_y = rival(v, y, self._costs(v, y))
         if not self.smooth:
-            return hinge, None
-        log_p = u.log_softmax(1)
-        rest, _ = self._expected(log_p.detach(), y)
-        soft = F.nll_loss(log_p, y, reduction="none") + rest  # its gradient is softmax(u) − e_y
-        return torch.where(soft > 0, soft, hinge), None
+            return margin.relu(), None
+        soft = self._expected(v.detach(), y)[0] - v_y  # its gradient is softmax(u) − e_y
+        return torch.where(soft > 0, soft, margin.relu()), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
         """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
         y, log_p = self.classes(scores, target), scores.detach().log_softmax(1)
         rest, delta = self._expected(log_p, y)
-        value = F.nll_loss(log_p, y, reduction="none") + rest
-        return Atom(log_p.exp() - one_hot(scores, y, scores.shape[1]), delta, value)
+        e_y = one_hot(scores, y, scores.shape[1])
+        return Atom(log_p.exp() - e_y, delta, rest - log_p.gather(1, y[:, None]).squeeze(1))
 
     def _expected(self, log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Under p = softmax(u) the means of log p_k + Δ(k, y) and of Δ(k, y), ``[n]``.
@@ -72,7 +69,7 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         """
         p, cost = log_p.exp(), self._costs(log_p, y)
         delta = 1 - p.gather(1, y[:, None]).squeeze(1) if cost is None else inner(p, cost)
-        return inner(p, log_p) + delta, delta
+        return p.mul_(log_p).sum(1) + delta, delta
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
         """The simplex of the classes."""

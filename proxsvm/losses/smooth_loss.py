@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from proxsvm._scores import inner
-from proxsvm.losses.base import Atom, ConvexLoss, Reduction, detached, like, parts
+from proxsvm.losses.base import Atom, ConvexLoss, Reduction, detached, parts
+from proxsvm.structures.base import gradients
 
 
 class SmoothLoss(ConvexLoss):
@@ -20,6 +20,7 @@ class SmoothLoss(ConvexLoss):
 
     The gradient is f's own, and may be differentiated again.
 
+    >>> import torch
     >>> log_cosh = SmoothLoss(lambda u, y: (u - y).cosh().log())
     >>> log_cosh(torch.tensor([0.0, 1.0]), torch.zeros(2))
     tensor(0.2169)
@@ -37,13 +38,11 @@ class SmoothLoss(ConvexLoss):
 
     def oracle(self, scores: Any, target: Any) -> Atom:
         """The tangent plane at u, by autograd; c is −ℓ*(s) where the hull knows it, because f(u) − ⟨s, u⟩ cancels."""
-        u = tuple(x.detach().requires_grad_() for x in parts(scores))
-        with torch.enable_grad():
-            each = self._values(like(scores, u), target)
-            s = like(scores, torch.autograd.grad(each.sum(), u))
-        value, hull = each.detach(), self.hull(detached(scores), target)
+        scores = detached(scores)
+        (value,), (s,) = gradients(lambda u: self._values(u, target)[None], scores)
+        hull = self.hull(scores, target)
         offset = None if hull is None else hull.lift(s)
-        return Atom(s, value - inner(s, detached(scores)) if offset is None else offset, value)
+        return Atom(s, value - inner(s, scores) if offset is None else offset, value)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
         """f(u_i, y_i), differentiated by autograd."""

@@ -1,8 +1,4 @@
-"""What CorrectiveFW keeps between its steps: a dual point in the space of scores.
-
-With x = p·s and G = J H⁻¹ Jᵀ the linearised scores are v = v₀ − G x. One vjp and one jvp evaluate G x, and every inner
-product ⟨delta_a, delta_b⟩ is a product of score vectors, ⟨x_a, G x_b⟩.
-"""
+"""What CorrectiveFW keeps between its steps: a dual point in the space of scores, where v = v₀ − G x."""
 
 from __future__ import annotations
 
@@ -42,11 +38,11 @@ class ScoreSpacePoint(ABC):
 
     @abstractmethod
     def scores(self) -> Any:
-        """v of the current point. What the last step reveals of G is evaluated here, at the cost of a jvp."""
+        """v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp."""
 
     @abstractmethod
     def ascent(self, v: Any, atom: Atom) -> float:
-        """The slope of D towards ``atom``; towards the oracle's, that is the gap."""
+        """The slope of D towards ``atom``: its Σ p (⟨s, v⟩ + c) minus that of the point. Of the oracle's, the gap."""
 
     @abstractmethod
     def step(self, v: Any, vertex: Atom) -> None:
@@ -100,7 +96,7 @@ class CurvatureModel(ScoreSpacePoint):
         self.unsettled: tuple[list[Tensor], float, Array, float] | None = None
 
     def scores(self) -> Tensor:
-        """v = v₀ − G x; the model learns G d of the last move."""
+        """The model learns G d of the last move."""
         if self.unsettled is None:
             return self.v0
         move, gamma, known, pivot = self.unsettled
@@ -117,7 +113,6 @@ class CurvatureModel(ScoreSpacePoint):
         return self.v0 - self.gx
 
     def ascent(self, v: Tensor, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         slope = torch.dot((self.p * self._change(atom)).reshape(-1), v.reshape(-1))
         return float(self.problem.mean(slope + torch.dot(self.weight, atom.offset - self.offset)))
 
@@ -215,7 +210,6 @@ class AtomHull(ScoreSpacePoint):
         self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
 
     def scores(self) -> Any:
-        """v = v₀ − G x."""
         if self.unsettled is not None:
             gx = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(1, -1)
             self.gx, self.unsettled = torch.cat([self.gx, gx.to(self.p)]), None
@@ -225,7 +219,6 @@ class AtomHull(ScoreSpacePoint):
         return torch.as_tensor(self.a).to(rows) @ rows
 
     def ascent(self, v: Scores, atom: Atom) -> float:
-        """Σ p (⟨s, v⟩ + c) of the atom, minus that of the current point."""
         return float(self.problem.expect(atom.value_at(v))) - self.worth
 
     def step(self, v: Scores, vertex: Atom) -> None:
@@ -272,9 +265,7 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     array([0.75, 0.25])
     """
     size = len(b)
-    a = np.eye(1, size)[0] if start is None else start.copy()
-    support = np.flatnonzero(a).tolist()
-    solved = len(support) == 1  # whether a is the best on its support
+    a = np.eye(1, size)[0] if start is None else start
     # The equations of the optimum on a support, [[Q, 1], [1, 0]], with a small ridge where Q is singular.
     system = np.ones((size + 1, size + 1))
     system[:size, :size] = Q
@@ -285,24 +276,20 @@ def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:
     value = -np.inf
     for _ in range(10 * size):
         slope = b - Q @ a
-        free, before, value = int(slope.argmax()), value, float((b + slope) @ a) / 2
-        if slope[free] - slope @ a <= little or (free in support and solved) or value <= before:
-            return a  # the value no longer rises, because Q has few correct digits
-        if free not in support:
-            support.append(free)
+        before, value = value, float((b + slope) @ a) / 2
+        if slope.max() - slope @ a <= little or value <= before:  # Q may have few correct digits
+            break
+        support = a > 0
+        support[slope.argmax()] = True
         while True:
-            at = np.array([*support, size])
-            best = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
-            if best.min() >= 0.0:
-                a[support] = best
-                break
-            here = a[support]
+            best, at = np.zeros(size), np.flatnonzero(np.append(support, True))
+            best[support] = np.linalg.solve(system[at[:, None], at], right[at])[:-1]
             falling = np.flatnonzero(best < 0)
-            reach = here[falling] / (here[falling] - best[falling])  # how far each can go before it reaches zero
-            out = int(falling[reach.argmin()])
-            a[support] = here + float(reach.min()) * (best - here)
-            a[support[out]] = 0.0
-            del support[out]
-        a, solved = np.maximum(a, 0.0), True
-        a /= a.sum()
+            if not len(falling):
+                break
+            reach = a[falling] / (a[falling] - best[falling])  # how far each can go before it reaches zero
+            a = a + reach.min() * (best - a)
+            support[falling[reach.argmin()]] = False
+            a = np.where(support, a, 0.0)
+        a = best / best.sum()
     return a

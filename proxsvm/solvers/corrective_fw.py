@@ -8,7 +8,7 @@ from proxsvm.losses.base import detached
 from proxsvm.losses.hulls import ClosedHull
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
-from proxsvm.solvers._corrective import AtomHull, CurvatureModel, ScoreSpacePoint
+from proxsvm.solvers._corrective import AtomHull, CurvatureModel
 from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 
 
@@ -55,7 +55,8 @@ class CorrectiveFW(DualSolver):
     def solve(self, problem: ProxProblem) -> DualPoint:
         """Step until the certified gap is small."""
         loss, target = problem.origin.loss, problem.origin.target
-        state = self._state(problem)
+        hull, memory = loss.hull(detached(problem.origin.scores), target), self.memory
+        state = CurvatureModel(problem, hull, memory) if isinstance(hull, ClosedHull) else AtomHull(problem, memory)
         progress = Progress(state.dual_of_start, tol=self.tol, fraction=self.fraction, callback=self.callback)
         for steps in range(self.max_steps):
             v = state.scores()
@@ -65,9 +66,3 @@ class CorrectiveFW(DualSolver):
                 return state.point(steps, gap)
             state.step(v, vertex if steps else loss.direction(v, target))
         return state.point(self.max_steps, None)
-
-    def _state(self, problem: ProxProblem) -> ScoreSpacePoint:
-        hull = problem.origin.loss.hull(detached(problem.origin.scores), problem.origin.target)
-        if isinstance(hull, ClosedHull):
-            return CurvatureModel(problem, hull, self.memory)
-        return AtomHull(problem, self.memory)

@@ -61,7 +61,6 @@ class ExactQP(DualSolver):
         atoms, bounds = [loss.oracle(scores, target)], origin.lower_bounds()
         if bounds is not None:
             atoms.append(Atom(like(scores, tuple(torch.zeros_like(u) for u in parts(scores))), bounds))
-        point = problem.start()
         for _ in range(self.max_rounds):
             point = self._best_of(problem, Listed(atoms), factor)
             assert point.gap is not None
