@@ -1,4 +1,4 @@
-"""The sum over all spanning trees, compiled: ``log_z_of_weights`` of the structure is the plain twin."""
+"""The sum over all spanning trees, compiled. Its plain twin is ``by_elimination`` of ``structures/spanning_tree.py``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from proxsvm._kernels.tensors import Array
 
 
 @njit
-def eliminate(weights: Array, sizes: Array, log_z: Array, mu: Array) -> None:
+def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array) -> None:
     """log Z of each sample, ``[B]``, and the marginals of its arcs, ``[B, N, N]``, which are 0 before.
 
-    ``weights`` are those of the arcs, float64, 0 where there is none.
+    ``weights`` are those of the arcs, float64, 0 where there is none, each less ``most``, ``[B, N]``, of its word.
     """
     N = weights.shape[1]
     w, g, scale = np.empty((N, N)), np.empty((N, N)), np.empty(N)
@@ -27,7 +27,7 @@ def eliminate(weights: Array, sizes: Array, log_z: Array, mu: Array) -> None:
             if s == 0.0 and not rooted:
                 s, rooted = w[0, k], k
                 w[0, :k] = 0.0
-            log_z[b] += np.log(s)
+            log_z[b] += np.log(s) + most[b, k]
             if s == 0.0:
                 break
             scale[k] = s

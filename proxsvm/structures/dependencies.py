@@ -37,7 +37,9 @@ class Dependencies(PartStructure):
             lengths = more[labelled] if len(more) > labelled else None
         sizes = check_sizes(name, lengths, (N - 1,), u)
         node, real = torch.arange(N, device=u.device), before(N, sizes + 1)
-        arcs = (node > 0) & (node[:, None] != node) & real[:, None] & real[:, :, None]
+        arcs = (node > 0) & (node[:, None] != node)
+        if lengths is not None:
+            arcs = arcs & real[:, None] & real[:, :, None]
         phi = u.new_zeros(B, N, N)
         if target is not None:
             word = real[:, 1:]

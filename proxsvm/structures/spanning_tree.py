@@ -60,16 +60,15 @@ class SpanningTree(Dependencies):
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
     """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
-    if known(u[0, 0, 0]) is not None and has_numba():
+    if known(u.detach()[0, 0, 0]) is not None and has_numba():
         return Eliminated.apply(u, sizes)[0]  # type: ignore[no-any-return, no-untyped-call]
     return by_elimination(u, sizes)
 
 
 def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the arcs, exp of the scores less the largest of each word's heads, and the sum of these."""
-    most = u.detach().amax(1)
-    most = torch.where(most > FORBIDDEN / 2, most, 0.0).double()
-    return (u - most[:, None]).exp(), most.sum(1)
+    """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
+    most = u.detach().amax(1).clamp(min=FORBIDDEN / 2).double()
+    return (u - most[:, None]).exp_(), most
 
 
 def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
@@ -77,8 +76,8 @@ def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
 
     The sum of these weights is a factor of Z. The root is not a head, until a word has no other: one child is its own.
     """
-    weights, log_z = shifted(u)
-    rooted = torch.zeros_like(sizes, dtype=torch.bool)
+    weights, most = shifted(u)
+    total, rooted = most.new_zeros(len(u)), torch.zeros_like(sizes, dtype=torch.bool)
     for k in reversed(range(1, u.shape[1])):
         heads, word = weights[:, :k, k], k <= sizes
         s = heads[:, 1:].sum(1)
@@ -87,11 +86,11 @@ def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
         s = s + torch.where(rooted, heads[:, 0], 0.0)
         none = s == 0
         s = torch.where(none, 1.0, s)
-        log_z = log_z + s.log() + torch.where(word & none, FORBIDDEN, 0.0)
+        total = total + torch.where(word, s.log() + most[:, k] + none * FORBIDDEN, 0.0)
         dropped = child[:, None, None] & (torch.arange(k, device=u.device) == 0)[:, None]
         moved = (heads / s[:, None])[:, :, None] * weights[:, k, None, :k]
         weights = torch.where(dropped, 0.0, weights[:, :k, :k]) + moved
-    return log_z.clamp(min=FORBIDDEN).to(u.dtype)
+    return total.clamp(min=FORBIDDEN).to(u.dtype)
 
 
 class Eliminated(torch.autograd.Function):
@@ -102,10 +101,10 @@ class Eliminated(torch.autograd.Function):
         """log Z and the marginals."""
         from proxsvm._kernels.spanning_trees import eliminate
 
-        weights, shift = shifted(u)
-        log_z, mu = torch.zeros_like(shift), torch.zeros_like(u, memory_format=torch.contiguous_format)
-        eliminate(*(x.contiguous().numpy() for x in (weights, sizes, log_z, mu)))
-        return (log_z + shift).clamp(min=FORBIDDEN).to(u.dtype), mu
+        weights, most = shifted(u)
+        total, mu = most.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
+        eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
+        return total.clamp(min=FORBIDDEN).to(u.dtype), mu
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

@@ -272,6 +272,12 @@ def test_the_memory_layout_makes_no_difference(case, layout):
         assert str(loss.decode(form(views), **case.given(target))) == str(
             loss.decode(form(plain), **case.given(target))
         )
+    structure = case.structure()
+    u, y = structure.prepare("test", form(scores), target)
+    views = [LAYOUTS[layout](x) for x in parts(structure.expand(u, y))]  # solvers find the best of scores of their own
+    found = (structure.best(like(u, tuple(x)), y) for x in (views, [x.contiguous() for x in views]))
+    for a, b in zip(*map(parts, found), strict=True):
+        assert torch.equal(a, b)
 
 
 @each_likelihood
