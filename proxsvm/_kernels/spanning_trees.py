@@ -1,4 +1,4 @@
-"""The sum over all spanning trees, compiled. Its plain twin is ``by_elimination`` of ``structures/spanning_tree.py``."""
+"""The sum over all spanning trees, compiled; ``by_elimination`` of the structure is its plain twin."""
 
 from __future__ import annotations
 
