@@ -52,16 +52,20 @@ def at(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device), index]
 
 
+def check_tuple(name: str, scores: Any, form: str, least: int, most: int) -> None:
+    """Raise TypeError or ValueError unless the scores are a tuple of tensors, ``least`` to ``most`` of them."""
+    if not isinstance(scores, (tuple, list)) or not all(isinstance(x, Tensor) for x in scores[:least]):
+        raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple {form} of tensors")
+    if not least <= len(scores) <= most:
+        raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
+
+
 def check_scores(name: str, scores: Any, form: str) -> tuple[Any, ...]:
     """Scores as ``form`` lists them at most: unary ``[B, V, K]``, pairwise in the same dtype, and the others as given.
 
     −inf becomes :data:`FORBIDDEN`, which no gradient reaches; NaN and +inf stay, and make the loss NaN or infinite.
     """
-    if not isinstance(scores, (tuple, list)) or len(scores) < 2 or not isinstance(scores[1], Tensor):
-        given = f"{name} got a {type(scores).__name__} as scores"
-        raise TypeError(f"{given}; expected a tuple (unary, pairwise) of tensors")
-    if len(scores) > form.count(",") + 1:
-        raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
+    check_tuple(name, scores, form, 2, form.count(",") + 1)
     unary = check_parts(name, scores[0], "[B, T, K]", "unary scores", ": samples, positions, labels")
     return unary, scores[1].to(unary.dtype).clamp(min=FORBIDDEN), *scores[2:]
 

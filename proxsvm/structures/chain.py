@@ -67,7 +67,7 @@ class Chain(Forest):
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * len(others)
         alpha = first
         for t, (u, table) in enumerate(zip(others, tables, strict=True), start=1):
-            moved = reduce(alpha[:, :, None] + table, 1) + u
+            moved = reduce(alpha.unsqueeze(2) + table, 1) + u  # indexing by None takes longer
             alpha = moved if target.full else torch.where(target.nodes[:, t, None], moved, alpha)
         return reduce(alpha, 1)
 
@@ -77,7 +77,7 @@ class Chain(Forest):
         tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
         alpha = [unary[:, 0]]
         for t, table in enumerate(tables, start=1):
-            moved = (alpha[-1][:, :, None] + table).amax(1) + unary[:, t]
+            moved = (alpha[-1].unsqueeze(2) + table).amax(1) + unary[:, t]
             alpha.append(torch.where(target.nodes[:, t, None], moved, alpha[-1]))
         labels, rows = [alpha[-1].argmax(1)], torch.arange(len(unary), device=unary.device)
         for t in reversed(range(1, len(alpha))):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+Cut: TypeAlias = "Callable[[Array, Array, Array], Array]"
+
+
+def as_array(u: Tensor) -> Array:
+    """Scores as float64 on the CPU, in which NaN is 0: the loss is NaN whatever labelling is found."""
+    return np.asarray(u.detach().double().nan_to_num(posinf=-FORBIDDEN).cpu().numpy())
 
 
 def scipy_cut(gain: Array, right: Array, down: Array) -> Array:

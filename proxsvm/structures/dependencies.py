@@ -37,7 +37,9 @@ class Dependencies(PartStructure):
             lengths = more[labelled] if len(more) > labelled else None
         sizes = check_sizes(name, lengths, (N - 1,), u)
         node, real = torch.arange(N, device=u.device), before(N, sizes + 1)
-        arcs = real[:, :, None] & real[:, None] & (node > 0) & (node[:, None] != node)
+        arcs = (node > 0) & (node[:, None] != node)
+        if lengths is not None:
+            arcs = arcs & real[:, None] & real[:, :, None]
         phi = u.new_zeros(B, N, N)
         if target is not None:
             word = real[:, 1:]
@@ -52,7 +54,7 @@ class Dependencies(PartStructure):
                 kinds = torch.where(word, integer_target(name, more[0], (B, N - 1), "labels"), 0)
             require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
             phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
-        return u.masked_fill(~arcs, FORBIDDEN), Parts(phi, sizes)
+        return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)  # faster than masked_fill
 
     def check(self, name: str, heads: Tensor, word: Tensor) -> None:
         """Raise ValueError unless the heads ``[B, T]`` are a tree with one child of the root."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxsvm._scores import integer_target, require
-from proxsvm.structures._checks import check_parts, unpack
+from proxsvm.structures._checks import check_parts, check_tuple, unpack
 from proxsvm.structures.base import Structure
-from proxsvm.structures.combinatorial import Array, scipy_cut
+from proxsvm.structures.combinatorial import Cut, as_array, scipy_cut
 
 
 class Image(NamedTuple):
@@ -40,47 +39,39 @@ class Grid(Structure):
 
     likelihood = False
 
-    def __init__(
-        self, *, negative: Literal["refuse", "project"] = "refuse", cut: Callable[..., Array] = scipy_cut
-    ) -> None:
+    def __init__(self, *, negative: Literal["refuse", "project"] = "refuse", cut: Cut = scipy_cut) -> None:
         if negative not in ("refuse", "project"):
             raise ValueError(f"negative is {negative!r}; expected 'refuse' or 'project'")
         self.cut, self.exact = cut, negative == "refuse"
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Any, Image]:
         """Expand the weights to one per pair, and set the scores outside the mask to zero; labels are 0 if None."""
-        if not isinstance(scores, (tuple, list)) or len(scores) != 3:
-            raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple (unary, right, down)")
+        check_tuple(name, scores, "(unary, right, down)", 3, 3)
         unary = check_parts(name, scores[0], "[B, H, W]", "unary scores")
-        B, H, W = unary.shape
-        if min(H, W) < 2:
-            raise ValueError(f"{name} got {H} × {W} pixels; expected at least 2 × 2 (a line is a chain: ChainHinge)")
-        shapes = (B, H, W - 1), (B, H - 1, W)
-        try:
-            pairs = [w.to(unary.dtype).expand(shape) for w, shape in zip(scores[1:], shapes, strict=True)]
-        except RuntimeError as error:
-            given = f"{name} got right and down of shapes {tuple(scores[1].shape)} and {tuple(scores[2].shape)}"
-            raise ValueError(f"{given}; expected what expands to {shapes[0]} and {shapes[1]}") from error
         labels, mask = unpack(target, None)
         every = torch.ones_like(unary, dtype=torch.bool)
         m = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
         require(m.flatten(1).any(1), f"{name} got an image without any pixel in its mask: leave it out")
-        y = torch.where(m, integer_target(name, ~every if labels is None else labels, unary.shape, "labels"), 0)
+        y = torch.where(m, 0 if labels is None else integer_target(name, labels, unary.shape, "labels"), 0)
         require((y == 0) | (y == 1), f"{name} got a label that is not 0 or 1 (leave out pixels with a mask)")
         inside = m, m[:, :, :-1] & m[:, :, 1:], m[:, :-1] & m[:, 1:]
+        try:
+            pairs = [w.to(unary).expand_as(m) for w, m in zip(scores[1:], inside[1:], strict=True)]
+        except RuntimeError as error:
+            shapes = [tuple(m.shape) for m in inside[1:]]
+            raise ValueError(f"{name} got right and down that do not expand to {shapes}: {error}") from error
         finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
         unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
         return (unary, *self._positive(name, pairs)), Image(y, inside)
 
-    def _positive(self, name: str, weights: list[Tensor]) -> list[Tensor]:
+    def _positive(self, name: str, weights: Any) -> list[Tensor]:
         """Weights ≥ 0, or an error."""
-        if not self.exact:
-            return [w.clamp(min=0) for w in weights]
-        bad = f"{name} got a pairwise score below 0, which is not submodular: no cut finds the best image"
-        hint = "Keep them positive (softplus), or pass negative='project'. (If only a multi-step solver meets this"
-        for w in weights:
-            require(~(w < 0), f"{bad}. {hint}, its step makes a weight negative: a smaller lr helps)")
-        return weights
+        advice = "keep it positive (softplus), pass negative='project', or, if a solver's step made it, a smaller lr"
+        for w in weights if self.exact else ():
+            require(
+                ~(w < 0), f"{name} got a pairwise score below 0, which is not submodular, so no cut is best: {advice}"
+            )
+        return [w.clamp(min=0) for w in weights]
 
     def features(self, target: Image, scores: Any) -> tuple[Tensor, ...]:
         """φ: the label of each pixel, and for each pair whether the two agree."""
@@ -103,9 +94,7 @@ class Grid(Structure):
 
     def best(self, scores: Any, target: Image) -> tuple[Tensor, ...]:
         """By a cut of each image, on the CPU."""
-        unary, *pairs = (u.detach() for u in scores)
-        each_score = unary, *self._positive("Grid", pairs)
-        arrays = [u.double().nan_to_num().cpu().numpy() for u in each_score]  # where one is NaN, the loss is
+        arrays = [as_array(u) for u in (scores[0], *self._positive("Grid", scores[1:]))]
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
-        labels = torch.stack(found).to(unary.device).long() * target.inside[0]
+        labels = torch.stack(found).to(scores[0].device).long() * target.inside[0]
         return self.features(target._replace(labels=labels), scores)

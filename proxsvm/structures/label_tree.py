@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxsvm._scores import integer_target, require
-from proxsvm.structures._checks import check_pairwise, check_parts
+from proxsvm.structures._checks import check_pairwise, check_parts, check_tuple
 from proxsvm.structures.base import Structure
 from proxsvm.structures.forest import Labelling
 from proxsvm.structures.semirings import Reduce
@@ -69,8 +69,7 @@ class LabelTree(Tree):
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Any, Labelling]:  # type: ignore[override]
         """Every label is a node with the two states off and on."""
-        if not isinstance(scores, (tuple, list)) or len(scores) != 2:
-            raise TypeError(f"{name} with a tree needs the scores (u, pairwise); got a {type(scores).__name__}")
+        check_tuple(name, scores, "(u, pairwise)", 2, 2)
         (u, labels), pairwise = _checked(name, scores[0], target), scores[1]
         B, L = u.shape
         if self.parents.shape != (L,):

@@ -11,7 +11,7 @@ from proxsvm._extras import load
 from proxsvm._scores import integer_target, one_hot, require
 from proxsvm.structures._checks import before, check_parts, check_sizes, unpack
 from proxsvm.structures._parts import Parts, PartStructure
-from proxsvm.structures.combinatorial import lowered
+from proxsvm.structures.combinatorial import as_array, lowered
 from proxsvm.structures.polytopes import Birkhoff
 
 
@@ -52,7 +52,7 @@ class Matching(PartStructure):
     def best(self, scores: Tensor, target: Parts) -> Tensor:
         """By scipy, on the CPU; forbidden pairs are not used where that is possible."""
         assign = load("scipy.optimize", extra="grid").linear_sum_assignment
-        phi, arrays = torch.zeros_like(scores), scores.detach().double().nan_to_num().cpu().numpy()
+        phi, arrays = torch.zeros_like(scores), as_array(scores)
         for b, (n, m) in enumerate(target.sizes.tolist()):
             rows, columns = assign(lowered(arrays[b, :n, :m], n)[0], maximize=True)
             phi[b, torch.as_tensor(rows), torch.as_tensor(columns)] = 1

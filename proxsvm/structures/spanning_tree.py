@@ -1,15 +1,18 @@
-"""Dependency trees with crossing arcs: the matrix-tree theorem, and Chu-Liu-Edmonds' algorithm."""
+"""Dependency trees with crossing arcs: all of them by elimination, the best by Chu-Liu-Edmonds' algorithm."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsvm._scores import FORBIDDEN, inner, one_hot
+from proxsvm._kernels.jit import has_numba
+from proxsvm._scores import FORBIDDEN, inner, known, one_hot
 from proxsvm.structures._checks import before
 from proxsvm.structures._parts import Parts
 from proxsvm.structures.base import gradient
-from proxsvm.structures.combinatorial import best_heads
+from proxsvm.structures.combinatorial import as_array, best_heads
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp
 
@@ -27,28 +30,18 @@ class SpanningTree(Dependencies):
     """
 
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
-        """log det of the Laplacian with the root's scores in its first row, or the score of the best or drawn tree."""
+        """log Z, or the score of the best or drawn tree."""
         if isinstance(reduce, KBest):
             raise NotImplementedError("SpanningTree has no recursion that finds the k best trees: use ProjectiveTree")
         u = scores if scores.dim() == 3 else reduce(scores, 3)
         if reduce is log_sum_exp:
-            return self._log_z(u, target)
+            return log_z(u, target.sizes)
         found = self._draw(u.detach(), target, reduce) if isinstance(reduce, Sampled) else self._best(u, target)
         return inner(found * before(u.shape[2], target.sizes + 1)[:, None], u)
 
-    def _log_z(self, u: Tensor, target: Parts) -> Tensor:
-        weights = u.double()[:, :, 1:]
-        word = before(weights.shape[2], target.sizes)
-        most = torch.where(word, weights.detach().amax(1), 0.0)  # every word has one head: a column may be shifted
-        weights = (weights - most[:, None]).exp()
-        arcs = weights[:, 1:]
-        laplacian = torch.diag_embed(arcs.sum(1) + ~word) - arcs
-        sign, log_det = torch.linalg.slogdet(torch.cat([weights[:, :1], laplacian[:, 1:]], 1))
-        return torch.where(sign > 0, log_det + most.sum(1), FORBIDDEN).to(u.dtype)
-
     def _best(self, u: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
-        arrays = u.detach().double().nan_to_num(posinf=-FORBIDDEN).cpu().numpy()
+        arrays = as_array(u)
         heads = torch.zeros(u.shape[:2], dtype=torch.long)
         for b, n in enumerate(target.sizes.tolist()):
             heads[b, 1 : n + 1] = torch.from_numpy(best_heads(arrays[b, : n + 1, : n + 1]))
@@ -59,7 +52,70 @@ class SpanningTree(Dependencies):
         """Word by word, from the marginals given the heads of the words before: T determinants."""
         node = torch.arange(u.shape[2], device=u.device)
         for m in node[1:]:
-            marginals = gradient(lambda v: self._log_z(v, target), u)[:, :, m].clamp(min=0)
+            marginals = gradient(lambda v: log_z(v, target.sizes), u)[:, :, m].clamp(min=0)
             head = drawn.index(marginals, 1)
             u = torch.where((node == m) & (node[:, None] != head[..., None]), FORBIDDEN, u)
         return (u > FORBIDDEN / 2).to(u)
+
+
+def log_z(u: Tensor, sizes: Tensor) -> Tensor:
+    """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
+    if known(u.detach()[0, 0, 0]) is not None and has_numba():
+        return Eliminated.apply(u, sizes)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return by_elimination(u, sizes)
+
+
+def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
+    most = u.detach().amax(1).clamp(min=FORBIDDEN / 2).double()
+    return (u - most[:, None]).exp_(), most
+
+
+def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
+    """Word by word, from the last: its dependents become those of its heads, in proportion to their weights.
+
+    The sum of these weights is a factor of Z. The root is not a head, until a word has no other: one child is its own.
+    """
+    weights, most = shifted(u)
+    total, rooted = most.new_zeros(len(u)), torch.zeros_like(sizes, dtype=torch.bool)
+    for k in reversed(range(1, u.shape[1])):
+        heads, word = weights[:, :k, k], k <= sizes
+        s = heads[:, 1:].sum(1)
+        child = word & ~rooted & (s == 0)
+        rooted = rooted | child
+        s = s + torch.where(rooted, heads[:, 0], 0.0)
+        none = s == 0
+        s = torch.where(none, 1.0, s)
+        total = total + torch.where(word, s.log() + most[:, k] + none * FORBIDDEN, 0.0)
+        dropped = child[:, None, None] & (torch.arange(k, device=u.device) == 0)[:, None]
+        moved = (heads / s[:, None])[:, :, None] * weights[:, k, None, :k]
+        weights = torch.where(dropped, 0.0, weights[:, :k, :k]) + moved
+    return total.clamp(min=FORBIDDEN).to(u.dtype)
+
+
+class Eliminated(torch.autograd.Function):
+    """The same by a compiled loop, with the marginals as its gradient."""
+
+    @staticmethod
+    def forward(u: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """log Z and the marginals."""
+        from proxsvm._kernels.spanning_trees import eliminate
+
+        weights, most = shifted(u)
+        total, mu = most.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
+        eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
+        return total.clamp(min=FORBIDDEN).to(u.dtype), mu
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """For the backward pass."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        """g μ; if it shall be differentiated in its turn, that of the plain recursion."""
+        u, sizes, mu = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return torch.func.vjp(lambda v: by_elimination(v, sizes), u)[1](g)[0], None
+        return g[:, None, None] * mu, None

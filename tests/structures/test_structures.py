@@ -270,6 +270,12 @@ def test_the_memory_layout_makes_no_difference(case, layout):
             found.append((value, torch.autograd.grad(value, u), str(decoded)))
         torch.testing.assert_close(found[0][:2], found[1][:2])
         assert found[0][2] == found[1][2]
+    structure = case.structure()
+    u, y = structure.prepare("test", form(scores), target)
+    views = [LAYOUTS[layout](x) for x in parts(structure.expand(u, y))]  # solvers find the best of scores of their own
+    found = (structure.best(like(u, tuple(x)), y) for x in (views, [x.contiguous() for x in views]))
+    for a, b in zip(*map(parts, found), strict=True):
+        assert torch.equal(a, b)
 
 
 @each_likelihood

@@ -1,0 +1,58 @@
+"""The sum over all spanning trees, compiled; ``by_elimination`` of the structure is its plain twin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from proxsvm._kernels.jit import njit
+from proxsvm._kernels.tensors import Array
+
+
+@njit
+def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array) -> None:
+    """log Z of each sample, ``[B]``, and the marginals of its arcs, ``[B, N, N]``, which are 0 before.
+
+    ``weights`` are those of the arcs, float64, 0 where there is none, each less ``most``, ``[B, N]``, of its word.
+    """
+    N = weights.shape[1]
+    w, g, scale = np.empty((N, N)), np.empty((N, N)), np.empty(N)
+    for b in range(len(sizes)):
+        n, rooted = sizes[b] + 1, 0  # rooted: the word that is the root's child because it has no other head
+        w[:] = weights[b]
+        log_z[b] = 0.0
+        for k in range(n - 1, 0, -1):
+            own, s = w[k], 0.0
+            for h in range(0 if rooted else 1, k):
+                s += w[h, k]
+            if s == 0.0 and not rooted:
+                s, rooted = w[0, k], k
+                w[0, :k] = 0.0
+            log_z[b] += np.log(s) + most[b, k]
+            if s == 0.0:
+                break
+            scale[k] = s
+            for h in range(k):
+                row = w[h]
+                p = row[k] / s
+                row[k] = p
+                for m in range(1, k):
+                    row[m] += p * own[m]
+        if log_z[b] == -np.inf:
+            continue
+        g[:] = 0.0  # the derivatives of log Z in the weights, backwards
+        for k in range(1, n):
+            own, out, s, t = w[k], g[k], scale[k], 0.0
+            for h in range(k):
+                row, p, c = g[h], w[h, k], 0.0
+                for m in range(1, k):
+                    c += row[m] * own[m]
+                    out[m] += p * row[m]
+                row[k] = c / s
+                t += c * p
+            for h in range(0 if k <= rooted else 1, k):
+                g[h, k] += (1 - t) / s
+            if k == rooted:
+                g[0, :k] = 0.0
+        for h in range(n):
+            for m in range(1, n):
+                mu[b, h, m] = weights[b, h, m] * g[h, m]
