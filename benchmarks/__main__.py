@@ -10,9 +10,8 @@ import torch
 
 from benchmarks.common import Options
 
-NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "memory", "step_cost", "usable_eta")
-NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator", "as_a_user", "ranks")
-NAMES += ("structures", "structured_estimator")
+NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "structures")
+NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator")
 
 
 def main() -> None:
@@ -20,7 +19,6 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"some of {', '.join(NAMES)}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="the folder for tables and pictures")
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with the data sets")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=None, help="rounds of interleaved timings")
@@ -29,7 +27,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     torch.set_num_threads(args.threads)
-    options = Options(args.quick, args.out, args.fashion, args.repeats, args.data)
+    options = Options(args.quick, args.out, args.repeats, args.data)
     for name in args.names or NAMES:
         importlib.import_module(f"benchmarks.{name}").main(options)
 

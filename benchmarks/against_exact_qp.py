@@ -6,9 +6,11 @@ import time
 from statistics import median
 from typing import Any
 
+from matplotlib.figure import Figure
+from pandas import DataFrame
 from tqdm import tqdm
 
-from benchmarks.common import Options, begun, figure, interleaved, write
+from benchmarks.common import Options, begun, interleaved, write
 from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, ExactQP, MultiStepFW
@@ -66,16 +68,11 @@ def main(options: Options) -> None:
     )
     write(options, "against_exact_qp", rows, note)
 
-    def draw(_: Any, axes: Any) -> None:
-        panels = [(net, tol) for net in dict.fromkeys(r["network"] for r in rows) for tol in GOALS]
-        for ax, (net, tol) in zip(axes.flat, panels, strict=True):
-            for i, name in enumerate(solvers(tol)):
-                mine = [r for r in rows if (r["network"], r["solver"], r["relative gap"]) == (net, name, tol)]
-                at = [k + 0.25 * (i - 1) for k in range(len(mine))]
-                ax.bar_label(ax.bar(at, [r["times faster"] for r in mine], width=0.23, label=name), fmt="%.0f×")
-            ax.axhline(GOALS[tol], color="k", lw=1, ls="--", label="goal")
-            ax.set(yscale="log", ylabel="times faster than ExactQP", title=f"MLP {net}, relative gap {tol:g}")
-            ax.set_xticks(range(len(ETAS)), [f"η = {eta:g}" for eta in ETAS])
-        axes[0, 0].legend()
-
-    figure(options, "against_exact_qp", draw, nrows=2, ncols=2, figsize=(10, 7.5))
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    for ax, ((net, tol), mine) in zip(
+        figure.subplots(2, 2).flat, DataFrame(rows).groupby(["network", "relative gap"], sort=False), strict=True
+    ):
+        mine.pivot(index="η", columns="solver", values="times faster").plot.bar(ax=ax, rot=0, logy=True, width=0.8)
+        ax.axhline(GOALS[tol], color="k", lw=1, ls="--", label="goal")
+        ax.set(ylabel="times faster than ExactQP", title=f"MLP {net}, relative gap {tol:g}")
+    figure.savefig(options.out / "against_exact_qp.png", dpi=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ def liblinear(C: float, tol: float) -> Any:
     return LinearSVC(multi_class="crammer_singer", C=C, tol=tol, fit_intercept=False, max_iter=10_000, random_state=0)
 
 
-def ours(C: float, tol: float) -> Any:
-    return LinearSVM(C=C, tol=tol, fit_intercept=False, max_iter=10_000)
+def ours(kind: type[LinearSVM], C: float, tol: float) -> Any:
+    return kind(C=C, tol=tol, fit_intercept=False, max_iter=10_000)
 
 
 class Float32(LinearSVM):
@@ -33,14 +34,6 @@ class Float32(LinearSVM):
         return super().fit(X.astype(np.float32), y)
 
 
-def float32(C: float, tol: float) -> Any:
-    return Float32(C=C, tol=tol, fit_intercept=False, max_iter=10_000)
-
-
-def compiled(kind: type[LinearSVM]) -> Any:
-    return kind(C=10.0, tol=1e-9, max_iter=50)
-
-
 def main(options: Options) -> None:
-    makes = {"liblinear": liblinear, "LinearSVM": ours, "LinearSVM float32": float32}
-    race(options, "against_liblinear", losses, makes, [compiled(LinearSVM), compiled(Float32)])
+    makes = {"liblinear": liblinear, "LinearSVM": partial(ours, LinearSVM), "LinearSVM float32": partial(ours, Float32)}
+    race(options, "against_liblinear", losses, makes)

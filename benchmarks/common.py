@@ -26,11 +26,10 @@ from proxsvm.solvers import SingleStepFW
 
 @dataclass(frozen=True)
 class Options:
-    """``quick``: a smaller variant; ``out``: where results go; ``fashion``, ``data``: folders with data sets."""
+    """``quick``: a smaller variant; ``out``: where results go; ``data``: the folder of the data sets."""
 
     quick: bool = False
     out: Path = Path("out/bench")
-    fashion: Path = Path("/usr/share/datasets/fashion-mnist")
     repeats: int | None = None
     data: Path = Path("data")
 
@@ -88,26 +87,6 @@ def _text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def figure(options: Options, name: str, draw: Callable[[Any, Any], None], **layout: Any) -> None:
-    """Let ``draw(figure, axes)`` draw, and keep it as ``name.png``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3})
-    fig, axes = plt.subplots(layout="constrained", **layout)
-    draw(fig, axes)
-    fig.savefig(options.out / f"{name}.png", dpi=120)
-    plt.close(fig)
-
-
-def digits(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """scikit-learn's digits: 1,797 images of 8 × 8, in [0, 1]."""
-    x, y = load_digits(return_X_y=True)
-    return torch.tensor(x / 16, dtype=dtype), torch.tensor(y)
-
-
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers of these widths, with ReLUs between them.
 
@@ -120,15 +99,14 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def begun(
-    steps: int = 20, n: int = 128, dtype: torch.dtype = torch.float32, width: int = 64, seed: int = 0
-) -> tuple[nn.Module, Tensor, Tensor]:
-    """An MLP after a few steps of training on digits, and a batch for the next step."""
+def begun(n: int, width: int, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """An MLP after twenty steps of training on scikit-learn's digits, and a batch for the next step."""
     torch.manual_seed(seed)
-    x, y = digits(dtype)
-    net, loss = mlp(64, width, 10).to(dtype), MultiClassHinge()
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+    net, loss = mlp(64, width, 10), MultiClassHinge()
     optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3, metric=Euclidean(), memory=0.0)
-    for _ in range(steps):
+    for _ in range(20):
         batch = torch.randint(len(x), (64,))
         optimizer.step(lambda batch=batch: loss(net(x[batch]), y[batch]))
     batch = torch.randperm(len(x))[:n]

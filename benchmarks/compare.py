@@ -6,36 +6,32 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame, Series
+
 from benchmarks.common import table
 
 
-def measured(folder: Path) -> dict[tuple[str, str, str], float]:
-    """The median of every number over all runs in a folder: (benchmark, row, column) → median."""
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for file in sorted(folder.rglob("*.json")):
+def measured(folder: Path) -> Series:
+    """The median of every number over all runs in a folder, by benchmark, row and column."""
+    found = []
+    for file in folder.rglob("*.json"):
         for row in json.loads(file.read_text())["rows"]:
-            key = ", ".join(str(value) for value in row.values() if not isinstance(value, float))
-            for column, value in row.items():
-                if isinstance(value, float):
-                    found.setdefault((file.stem, key, column), []).append(value)
-    return {key: statistics.median(values) for key, values in found.items()}
+            of = ", ".join(str(value) for value in row.values() if not isinstance(value, float))
+            found += [(file.stem, of, what, value) for what, value in row.items() if isinstance(value, float)]
+    frame = DataFrame(found, columns=["bench", "of", "what", "value"])
+    return frame.groupby(["bench", "of", "what"]).value.median()
 
 
 def compare(before: Path, after: Path) -> list[dict[str, Any]]:
     """A row for each number that is in both folders, with after / before."""
-    old, new = measured(before), measured(after)
-    return [
-        {"bench": bench, "of": row, "what": column, "before": old[key], "after": new[key], "ratio": new[key] / old[key]}
-        for key in sorted(old.keys() & new.keys())
-        for bench, row, column in [key]
-        if old[key]
-    ]
+    both = DataFrame({"before": measured(before), "after": measured(after)}).dropna()
+    both = both[both.before != 0]
+    return both.assign(ratio=both.after / both.before).reset_index().to_dict("records")
 
 
 def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: list[str]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from experiments import download, sweep, train
+from experiments import cost, download, sweep, train
 from experiments.report import figures, page
 
 COMMANDS = {
     "download": (download, "download the data sets from their authors"),
     "train": (train, "train one network"),
     "sweep": (sweep, "run a study, shared by any number of workers"),
+    "cost": (cost, "measure what a training step of each optimizer costs"),
     "report": (page, "write one page with all results, or print a study's table"),
     "figure": (figures, "draw the pictures of the results"),
 }

@@ -44,6 +44,11 @@ class Study:
             return replace(self, seeds=tuple(seeds))
         return replace(self, grid=tuple(run for run in self.grid if run.seed in set(seeds)))
 
+    def changed(self, **entries: Any) -> Study:
+        """The study with these entries of the configs of its grid, those that are given."""
+        given = {name: value for name, value in entries.items() if value}
+        return replace(self, grid=tuple(replace(run, **given) for run in self.grid))
+
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
         best = dict.fromkeys(run for value in self.by for run in self._best(curves, value))

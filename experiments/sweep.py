@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -134,9 +134,7 @@ def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
     if args.seeds is not None:
         study = study.with_seeds(args.seeds)
-    changed = {"precision": args.precision, "compile": args.compile, "records": tuple(args.records or ())}
-    changed = {name: value for name, value in changed.items() if value}
-    study = replace(study, grid=tuple(replace(run, **changed) for run in study.grid))
+    study = study.changed(precision=args.precision, compile=args.compile, records=tuple(args.records or ()))
     file = args.results / args.scale / f"{study.name}.jsonl"
     lines = file.read_text().splitlines() if args.go_on and file.exists() else []
     known = {asked(from_dict(result["config"])): result for result in map(json.loads, lines)}

@@ -59,10 +59,11 @@ class Training:
     world: int = 1
 
     @classmethod
-    def of(cls, config: Config) -> Training:
+    def of(cls, config: Config, task: Task | None = None) -> Training:
+        """``task``: the config's, where it is loaded already."""
         recipe = recipe_of(config)
         known("precision", config.precision, PRECISIONS)
-        task = task_of(config)
+        task = task or task_of(config)
         criterion = task.criterion(config)
         torch.manual_seed(config.seed)
         model = recipe.prepare(task.network()).to(config.device)
@@ -126,14 +127,28 @@ def run(
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     """A pass over the training samples, and its measurements."""
+    totals, samples, sizes, gammas = torch.zeros(2, device=training.config.device), 0, [], []
+    for found, count in steps(training, network, epoch):
+        totals += found * count
+        samples += count
+        sizes.append(_step_size(training.optimizer))
+        if (last := getattr(training.optimizer, "last", None)) is not None:
+            gammas.append(last.gamma)
+    value, score = (totals / samples).tolist()
+    seen = {"train_loss": value, "step_size": _mean(sizes)}
+    seen |= {f"train_{training.task.measure}": score} if training.task.score is not None else {}
+    return seen | ({"gamma": _mean(gammas)} if gammas else {})
+
+
+def steps(training: Training, network: nn.Module, epoch: int) -> Iterator[tuple[Tensor, int]]:
+    """The steps of an epoch, averages included: after each one the mean loss and score of its batch, and its size."""
     config, task, rank, world = training.config, training.task, training.rank, training.world
-    optimizer, update = training.optimizer, OPTIMIZERS[config.optimizer].update
+    update = OPTIMIZERS[config.optimizer].update
     seed = config.seed * 100_003 + epoch  # an epoch does not depend on earlier ones
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # for dropout
     batches = task.epoch(config.batch, generator)
     batches = [batch for batch in batches if len(batch) >= max(2, world)]  # batch norm needs two, a rank one
-    totals, steps, gammas = torch.zeros(2, device=config.device), [], []
     training.train()
     for k, batch in enumerate(batches):
         inputs, y = task.take(task.train, batch, generator)
@@ -150,17 +165,10 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
 
         if training.schedule is not None:
             training.schedule.before_step((epoch + (k + 0.5) / len(batches)) / config.epochs)
-        value = update(optimizer, loss)
-        totals += torch.stack([value, score]) * len(batch)
-        steps.append(_step_size(optimizer))
-        if (last := getattr(optimizer, "last", None)) is not None:
-            gammas.append(last.gamma)
+        value = update(training.optimizer, loss)
         for mean in training.averages.values():
             mean.update_parameters(training.model)
-    value, score = (totals / sum(map(len, batches))).tolist()
-    seen = {"train_loss": value, "step_size": _mean(steps)}
-    seen |= {f"train_{task.measure}": score} if task.score is not None else {}
-    return seen | ({"gamma": _mean(gammas)} if gammas else {})
+        yield torch.stack([value, score]), len(batch)
 
 
 def _judge(training: Training, last: bool) -> Line:

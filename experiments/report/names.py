@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from pandas import DataFrame
 
 from experiments import optimizers
-from experiments.config import Method
+from experiments.config import Config, Method
 from experiments.report.results import Candidate
 from experiments.studies import settings
 
@@ -48,6 +47,7 @@ KINDS = (
 )  # studies of all tasks, which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"
+BASELINE = "AdamW, constant"  # whose training time the others have
 
 
 def optimizer(method: Method) -> str:
@@ -69,20 +69,20 @@ def method(method: Method, averaged: bool = False) -> str:
     return optimizer(method) + AVERAGED * averaged + unusual
 
 
-def recommended(run: Any, averaged: bool = False) -> str:
+def recommended(config: Config, averaged: bool = False) -> str:
     """``proxsvm, nothing set``, ``proxsvm, diagonal, η = 0.01, no momentum``, ``AdamW, constant + average``.
 
     A method at one fixed setting; of several η of a peer, all but the first are named.
     """
-    said, config, method = optimizer(run.method), run.config, run.method
+    said, method = optimizer(config.method), config.method
     if method.optimizer != "dfw":
         fixed = (s for s in settings("fixed") if s["optimizer"] == method.optimizer)
-        first = next((s["lr"] for s in fixed if s.get("schedule", "") == config.schedule), run.eta)
-        said += f", lr = {run.eta:g}" if run.eta != first else ""
+        first = next((s["lr"] for s in fixed if s.get("schedule", "") == config.schedule), config.lr)
+        said += f", lr = {config.lr:g}" if config.lr != first else ""
     elif config.memory:
         said = "proxsvm, nothing set" if (method.metric, method.auto) == ("kronecker", True) else f"{said}, memory"
     elif not method.auto:
-        said += f", η = {run.eta:g}, " + (f"momentum {config.momentum:g}" if config.momentum else "no momentum")
+        said += f", η = {config.lr:g}, " + (f"momentum {config.momentum:g}" if config.momentum else "no momentum")
     return said + AVERAGED * averaged
 
 

@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pandas import DataFrame
 
 from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
-from experiments.report.results import SCORES, Results, plain, read, together
+from experiments.report.results import SCORES, Results, plain, read, read_costs, together
 from experiments.report.tables import Bold
 from experiments.studies import EVIDENCE, SMALL
 
@@ -29,7 +30,7 @@ HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "docs" / "style" / "scroll.js"  # a scroll hint for tables that are wider than the screen
 
 
-def render(scales: dict[str, Results], command: str) -> str:
+def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     """The page: the template asks for the tables and figures that it shows."""
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -43,6 +44,7 @@ def render(scales: dict[str, Results], command: str) -> str:
     return environment.get_template("page.html").render(
         title=TITLE,
         scales=scales,
+        costs=costs,
         tables=tables,
         names=names,
         published=tables.published(scales),
@@ -65,16 +67,16 @@ def of_kind(results: Results, kind: str) -> Results:
     return {name: runs for name, runs in results.items() if _kind(name) == kind}
 
 
-def filled(text: str, studies: Results) -> str:
+def filled(text: str, studies: Results, costs: DataFrame) -> str:
     """A Markdown text with its tables rewritten, each between ``<!-- KIND STUDY… -->`` and ``<!-- end -->``."""
-    marked = re.compile(rf"(<!-- ({'|'.join((*KINDS, *TOGETHER))}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, m[2])}\n\n{m[4]}", text)
+    kinds = "|".join((*KINDS, *TOGETHER, "fixed", "timed"))
+    marked = re.compile(rf"(<!-- ({kinds}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, costs, m[2])}\n\n{m[4]}", text)
 
 
 KINDS = {"study": tables.study, "settings": tables.every_setting, "averages": tables.averages}
 TOGETHER = {  # tables of several studies
     "beside": tables.beside,
-    "fixed": tables.fixed,
     "ranks": tables.ranks,
     "tuned": tables.tuned,
     "gammas": tables.gammas,
@@ -82,13 +84,12 @@ TOGETHER = {  # tables of several studies
     "last": partial(tables.fixed, value="test_last"),
     "best-epoch": partial(tables.fixed, value="val"),
     "last-epoch": partial(tables.fixed, value="last"),
-    "timed": tables.timed,
     "factors": tables.factors,
     "decay": tables.decay,
 }
 
 
-def _markdown(named: str, studies: Results, kind: str = "study") -> str:
+def _markdown(named: str, studies: Results, costs: DataFrame, kind: str = "study") -> str:
     for name in named.split():
         if name not in studies:
             there = ", ".join(studies)
@@ -97,7 +98,8 @@ def _markdown(named: str, studies: Results, kind: str = "study") -> str:
         table = KINDS[kind](named, studies[named])
         return f"{table.markdown()}\n\n{table.note}"
     asked = {name: studies[name] for name in named.split()}
-    return (tables.fixed(asked, studies) if kind == "fixed" else TOGETHER[kind](asked)).markdown()
+    together = TOGETHER | {"fixed": partial(tables.fixed, tuned=studies), "timed": partial(tables.timed, costs=costs)}
+    return together[kind](asked).markdown()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,18 +113,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Write the page, or print a table."""
-    folder = args.results
+    folder, costs = args.results, read_costs(args.results / "cost.csv")
     found = {"small": read(folder / "small", folder / "tuned"), "paper": read(folder / "paper")}
     if args.into:
-        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale]), encoding="utf-8")
+        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale], costs), encoding="utf-8")
         print(args.into)
         return
     if args.markdown:
-        print(_markdown(args.markdown, found[args.scale]))
+        print(_markdown(args.markdown, found[args.scale], costs))
         return
     scales = {scale: results for scale, results in found.items() if results or scale == "small"}
     changed = [] if folder == Path("experiments/results") else ["--results", str(folder)]
-    page = render(scales, shlex.join(["python", "-m", "experiments", "report", *changed]))
+    page = render(scales, shlex.join(["python", "-m", "experiments", "report", *changed]), costs)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(page, encoding="utf-8")
     print(args.out)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pandas import DataFrame, Series, concat
+from pandas import DataFrame, Series, concat, read_csv
 
 from experiments.config import from_dict
 from experiments.optimizers import OPTIMIZERS
@@ -49,6 +49,11 @@ def read(*folders: Path) -> Results:
                 ) from error
     frame = DataFrame([row for run in rows.values() for row in run])
     return {str(study): runs for study, runs in frame.groupby("study", sort=False)} if rows else {}
+
+
+def read_costs(file: Path) -> DataFrame:
+    """What ``python -m experiments cost`` measured: a row for each setting of a task."""
+    return read_csv(file) if file.exists() else DataFrame({"task": [], "setting": [], "ratio": []})
 
 
 def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -181,7 +181,7 @@ def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -
 def _recommended(runs: DataFrame, value: str) -> Series:
     """The value of each method at its one setting, and of its averaged weights, by the name of the row."""
     found = [(c, averaged) for averaged in (False, True) for c in candidates(final(runs), averaged)]
-    values = {names.recommended(c, averaged): c.runs[value].mean() for c, averaged in found}
+    values = {names.recommended(c.config, averaged): c.runs[value].mean() for c, averaged in found}
     return Series({name: number for name, number in values.items() if not math.isnan(number)}, dtype=float)
 
 
@@ -198,31 +198,34 @@ def _cell(value: float, lower: bool, infinite: str = "—") -> str:
     return f"{value:.1f}" if not lower else f"{value:.3f}" if value < 10 else f"{value:,.{0 if value > 1000 else 2}f}"
 
 
-def timed(studies: Results) -> Table:
+def timed(studies: Results, costs: DataFrame) -> Table:
     """:func:`fixed` at equal training time: the best validation value until AdamW, at its first setting, has finished.
 
-    A dash: the first epoch was not finished by then. Only runs that recorded the time of their training passes count.
+    ``costs`` are the ``ratio`` of a step to AdamW's by ``task`` and ``setting``; an average costs its peer nothing. Of
+    the epoch that is under way when the time is over the part that is done counts: the value is interpolated. A dash:
+    it is the first epoch. A study without costs is left out.
     """
     cut = {}
     for name, runs in studies.items():
-        clock = runs[runs.curve.map(lambda run: "train_seconds" in run[0])]
-        spent = clock.curve.map(lambda run: sum(epoch["train_seconds"] for epoch in run))
-        adamw = [names.recommended(run) == "AdamW, constant" for run in clock.itertuples()]
-        if any(adamw):
-            cut[name] = clock.assign(test=[_until(run, spent[adamw].mean()) for run in clock.itertuples()])
-    table = fixed(cut)
+        ratios = costs[costs.task == name.partition("-")[2]].set_index("setting").ratio
+        if ratios.empty:
+            continue
+        cut[name] = runs.assign(val=[_until(run, ratios[names.recommended(run.config)]) for run in runs.itertuples()])
+    table = fixed(cut, value="val")
     table.title = "One setting, equal time"
     table.note = "Validation, no setting tuned. —: no epoch was finished in time."
     return table
 
 
-def _until(run: Any, seconds: float) -> float:
-    """The best validation value of the epochs that end within so many seconds of training; inf if none does."""
-    spent, values = 0.0, []
-    for epoch in run.curve:
-        spent += epoch["train_seconds"]
-        values += [epoch["val_averaged"][run.decay] if run.decay else epoch["val"]] if spent <= seconds else []
-    return (min if run.lower else max)(values) if values and all(map(math.isfinite, values)) else math.inf
+def _until(run: Any, ratio: float) -> float:
+    """The best validation value within 1 / ratio of the run's epochs, or all of them; inf if it finished none."""
+    values = [epoch["val_averaged"][run.decay] if run.decay else epoch["val"] for epoch in run.curve]
+    part, done = math.modf(min(len(values) / ratio, len(values)))
+    seen, after = values[: int(done)], values[int(done) :]
+    if not seen or not all(map(math.isfinite, values)):
+        return math.inf
+    seen += [seen[-1] + part * (after[0] - seen[-1])] if after else []
+    return (min if run.lower else max)(seen)
 
 
 def ranks(studies: Results) -> Table:
@@ -279,7 +282,7 @@ def gammas(studies: Results) -> Table:
     table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
     runs = results.plain(results.together(studies))
     runs = runs[runs.optimizer.isin(OURS)]
-    for name, mine in runs.groupby([names.recommended(run) for run in runs.itertuples()], sort=False):
+    for name, mine in runs.groupby([names.recommended(config) for config in runs.config], sort=False):
         curves = [mine.curve[mine.study == study] for study in studies]
         cells = [", ".join(f"{of.map(lambda c: c[k]['gamma']).mean():.2f}" for k in (0, -1)) for of in curves]  # noqa: B023
         table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])

@@ -15,8 +15,9 @@ import pytest
 from matplotlib.textpath import TextPath
 from pandas import DataFrame
 
+from experiments import cost
 from experiments.report import figures, names, page, results, tables
-from experiments.report.results import candidates, choose, read, rows_of
+from experiments.report.results import candidates, choose, read, read_costs, rows_of
 from experiments.studies import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
@@ -242,25 +243,39 @@ NOTHING = {**PROX, "lr": "auto", "metric": "kronecker", "momentum": 0.0, "memory
 
 
 def test_the_last_epoch_and_equal_time():
-    def of(seconds, value, **options):
+    def of(value, **options):
         made = line("fixed-lm", dataset="lm", **options, test=1.0, val=value)
         made["test_last"] = {"": value + 1}
-        for epoch in made["curve"]:
-            epoch["train_seconds"] = seconds
         return made
 
     adamw = {"optimizer": "adamw", "lr": 1e-3, "loss": "ce"}
-    peaks = of(2.0, 1.0, **NOTHING)
+    peaks = of(1.0, **NOTHING)
     peaks["curve"][1]["val"] = 0.9  # the best epoch is not the last
-    runs = frame(of(1.0, 1.5, **adamw), peaks, of(4.0, 1.0, **PROX, lr="auto"))
+    runs = frame(of(1.5, **adamw), peaks, of(1.0, **PROX, lr="auto"), of(1.2, **adamw | {"lr": 1e-2}))
     for value, expected in {"test": "1.000", "test_last": "2.000", "val": "0.900", "last": "1.000"}.items():
         rows = tables.fixed({"fixed-lm": runs}, value=value).rows
         assert {row[0]: row[1] for row in rows}["proxsvm, nothing set"] == expected
-    timed = {row[0]: row[1:] for row in tables.timed({"fixed-lm": runs}).rows}  # until AdamW's three epochs are over
-    assert timed["AdamW, constant"] == ["1.500", "1.0", "1.00"]
-    assert timed["proxsvm, nothing set"] == ["3.000", "2.0", "2.00"]  # one of three epochs
-    assert timed["proxsvm, diagonal, η = auto"] == ["—", "3.0", "inf"]
-    assert tables.timed({"fixed-lm": frame(line("fixed-lm", dataset="lm", test=1.0))}).rows == []  # recorded no time
+    ratios = {"AdamW, constant": 1.0, "proxsvm, nothing set": 2.0, "proxsvm, diagonal, η = auto": 4.0}
+    ratios["AdamW, constant, lr = 0.01"] = 0.9  # faster, and no further epochs
+    costs = DataFrame({"task": "lm", "setting": list(ratios), "ratio": list(ratios.values())})
+    timed = {row[0]: row[1:] for row in tables.timed({"fixed-lm": runs}, costs).rows}
+    assert timed["AdamW, constant"] == ["1.500", "2.0", "1.25"]
+    assert timed["AdamW, constant, lr = 0.01"] == ["1.200", "1.0", "1.00"]
+    assert timed["proxsvm, nothing set"] == ["1.950", "3.0", "1.62"]  # 1.5 of three epochs: halfway from 3 to 0.9
+    assert timed["proxsvm, diagonal, η = auto"] == ["—", "4.0", "inf"]  # not even one
+    assert tables.timed({"fixed-lm": runs}, costs[:0]).rows == []  # was not measured
+
+
+def test_the_cost_of_a_step_is_measured_and_replaces_the_rows_of_its_task(tmp_path):
+    old = DataFrame({"task": ["digits", "lm"], "setting": "SGD, constant", "ratio": 7.0})
+    old.to_csv(tmp_path / "cost.csv", index=False)
+    command(cost, "digits", "--seconds", 0, "--results", tmp_path)
+    costs = read_costs(tmp_path / "cost.csv")
+    assert costs.task.value_counts().to_dict() == {"digits": 18, "lm": 1}
+    mine = costs[costs.task == "digits"].set_index("setting")
+    assert mine.ratio["AdamW, constant"] == mine.ratio["AdamW, constant, lr = 0.01"] == 1.0  # measured once
+    assert (mine.ms > 0).all()
+    assert mine.rounds.eq(1).all()
 
 
 def test_what_each_part_is_worth_and_five_decades():
@@ -350,7 +365,7 @@ def everything() -> list[dict[str, Any]]:
 
 
 def test_the_page_holds_every_figure_and_table_and_asks_for_nothing_outside(tmp_path):
-    assert "90.18" in page.render({"small": {}}, "without results")
+    assert "90.18" in page.render({"small": {}}, "without results", read_costs(tmp_path / "none"))
     write(tmp_path / "small", *everything())
     write(tmp_path / "paper", line("cifar10-wrn", test=58.0, dataset="cifar10", model="wrn-40-4"))
     command(page, "--results", tmp_path, "--out", tmp_path / "report.html")
@@ -397,7 +412,7 @@ SHOWN = [("docs/reproduction.md", "study"), ("README.md", "ranks"), ("docs/index
 def test_the_docs_show_what_the_results_say(file, kind):
     text = (ROOT / file).read_text(encoding="utf-8")
     assert f"<!-- {kind} " in text
-    assert page.filled(text, read(RESULTS / "small", RESULTS / "tuned")) == text
+    assert page.filled(text, read(RESULTS / "small", RESULTS / "tuned"), read_costs(RESULTS / "cost.csv")) == text
 
 
 MEASURES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %"}
@@ -417,7 +432,7 @@ def test_the_widest_table_of_the_page_fits_1400_pixels(monkeypatch):
     """
     monkeypatch.setattr(page, "drawings", lambda found: {})
     studies = {name: runs for name, runs in read(RESULTS / "small").items() if name.split("-")[0] in names.KINDS}
-    html = page.render({"small": studies}, "")
+    html = page.render({"small": studies}, "", read_costs(RESULTS / "cost.csv"))
     width = cache(lambda text: TextPath((0, 0), unescape(text) or "0", size=14.08).get_extents().width + 16)
 
     def narrowest(cell: str, first: bool) -> float:
