@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from proxsvm._kernels.step import Kernels, Loops, Sums
+from proxsvm._kernels.step import Kernels, Loops
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
@@ -25,6 +25,7 @@ Number: TypeAlias = "float | Tensor"
 Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
 Write: TypeAlias = Callable[[], object]  # changes something in place; a second call changes nothing more
 EUCLIDEAN = Euclidean()
+TURNING = ("q", "moved")  # what is kept in the metric's own coordinates
 LARGEST = torch.finfo(torch.float32).max
 ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
 NUMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -141,6 +142,18 @@ class Kept(NamedTuple):
     vectors: dict[str, list[Tensor]]
 
 
+class Sums(NamedTuple):
+    """Inner products of x = a g + b q: 0-dim tensors, 0 where they were not requested. u: how far w has moved."""
+
+    xx: Tensor  # ⟨x, M⁻¹x⟩
+    wx: Tensor  # ⟨w, x⟩
+    ww: Tensor  # ⟨w, M w⟩
+    qx: Tensor  # ⟨q, M⁻¹x⟩
+    qw: Tensor  # ⟨q, w⟩
+    gg: Tensor  # ⟨g, M⁻¹g⟩
+    uu: Tensor  # ⟨u, M u⟩
+
+
 class Bucket:
     """The parameters of one group, dtype and device, as one flat vector.
 
@@ -157,11 +170,14 @@ class Bucket:
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
         self._first: Tensor | None = None  # M⁻¹x of the direction of products(), in the metric's own coordinates
-        self._carried: dict[str, Tensor] = {}  # what is kept, in new coordinates
 
     def own(self, x: Tensors) -> list[Tensor]:
         """The bucket's part of a vector over all parameters."""
         return [x[i] for i in self.at]
+
+    def part(self, x: Tensors) -> Tensor:
+        """That part as one new vector."""
+        return self.flat(self.own(x))
 
     # Flat vectors, in float32 or better.
 
@@ -175,15 +191,8 @@ class Bucket:
         """A flat vector in the parameters' shapes."""
         return [part.view(w.shape) for part, w in zip(torch.split(flat, self.sizes), self.w, strict=True)]
 
-    def solve(self, x: Tensor) -> Tensor:
-        """M⁻¹ x."""
-        return x if self.group.metric.identity else self._map(self.matrix.solve, x)
-
-    def times(self, x: Tensor) -> Tensor:
-        """M x."""
-        return x if self.group.metric.identity else self._map(self.matrix.times, x)
-
-    def _map(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
+    def map(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
+        """A linear map of lists with one tensor per parameter, for flat vectors."""
         if self.group.metric.elementwise:
             return function([x])[0]
         views = self.views(x)
@@ -196,7 +205,7 @@ class Bucket:
         """Fix M by the first direction of the step, scale · gradients."""
         compare("gradient", self.w, gradients)
         require_dense(gradients)
-        self._gradients, self._matrix, self._loops, self._carried = (gradients, scale), None, None, {}
+        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
         metric, vectors = self.group.metric, {"w": self.w, "g": gradients, **self.kept.vectors}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
             vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
@@ -238,20 +247,11 @@ class Bucket:
     def rotated_gradient(self) -> Tensor:
         """The coordinates of the direction that was observed."""
         known = self.matrix.observed
-        return self._map(self.matrix.rotate, self.gradient()) if known is None else self.flat(known)
+        return self.map(self.matrix.rotate, self.gradient()) if known is None else self.flat(known)
 
     def carried(self, name: str) -> Tensor:
         """What is kept under a name in the coordinates of the last step, in those of this one."""
-        kept = self.flat(self.kept.vectors[name])
-        if not self.matrix.turned:
-            return kept
-        if name not in self._carried:
-            self._carried[name] = self._map(self.matrix.carry, kept)
-        return self._carried[name].clone()
-
-    def inside(self, x: Tensor, times: bool = False) -> Tensor:
-        """M⁻¹ x of coordinates x; M x with ``times``."""
-        return self._map(self.matrix.inside.times if times else self.matrix.inside.solve, x)
+        return self.map(self.matrix.carry, self.flat(self.kept.vectors[name]))
 
     # The two passes of a single step.
 
@@ -267,22 +267,22 @@ class Bucket:
             if isinstance(metric, Diagonal):
                 assert kept.steps is not None
                 moments = metric.beta2, metric.eps, bias_correction(metric.beta2, kept.steps).item()
-            return self._loops.products(a, b, self._gradients[1], moments, decay)
+            return Sums(*self._loops.products(a, b, self._gradients[1], moments, decay))
         x = g = self.rotated_gradient()
-        zero = g.new_zeros(())
+        inside, zero = self.matrix.inside, g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
         if past:
             q = self.carried("q")
             x = torch.add(q * b, g, alpha=a)
-        y = self._first = self.inside(x)
+        y = self._first = self.map(inside.solve, x)
         if past:
             qx = torch.dot(q, y)
         if auto:
             moved = self.carried("moved")
-            gg, uu = torch.dot(g, self.inside(g)), torch.dot(moved, self.inside(moved, times=True))
+            gg, uu = torch.dot(g, self.map(inside.solve, g)), torch.dot(moved, self.map(inside.times, moved))
         if decay or (auto and starting):
-            w = self._map(self.matrix.rotate, self.flat(self.w))
-            wx, ww = torch.dot(w, x), torch.dot(w, self.inside(w, times=True))
+            w = self.map(self.matrix.rotate, self.flat(self.w))
+            wx, ww = torch.dot(w, x), torch.dot(w, self.map(inside.times, w))
             qw = torch.dot(q, w) if past else zero
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
@@ -309,51 +309,47 @@ class Bucket:
         if x is None and self._loops is not None:
             return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
-            self._first = self.inside(self._map(self.matrix.rotate, self.flat(x)))
+            self._first = self.map(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
         inside, self._first = self._first.mul_(-self.eta * factor), None
-        d = self._map(self.matrix.rotate_back, inside)
+        d = self.map(self.matrix.rotate_back, inside)
         new: dict[str, Tensor] = {}
         w = self.flat(self.w) if self.group.decay else None
         if "z" in kept.vectors:
             change = self.flat(kept.vectors["z"]).mul_(mu - 1).add_(d)
             if w is not None:
                 change.addcmul_(w, lift, value=-1)
-            new["z"] = self._plus(kept.vectors["z"], change, skip)
+            new["z"] = self._changed("z", change, skip)
             d.add_(self._rounded(new["z"]), alpha=mu)
         if w is not None:
             d.addcmul_(w, drop, value=-1) if isinstance(drop, Tensor) else d.sub_(w, alpha=drop)
         if "moved" in kept.vectors:
-            inside = self._map(self.matrix.rotate, d) if w is not None or "z" in new else inside
-            new["moved"] = self._plus(kept.vectors["moved"], self._turned("moved", inside.clone()), skip)
+            inside = self.map(self.matrix.rotate, d) if w is not None or "z" in new else inside
+            new["moved"] = self._changed("moved", inside.clone(), skip)
         del w, inside  # few copies of the parameters at a time
-        new["w"] = self._plus(self.w, d, skip)
+        new["w"] = self._changed("w", d, skip)
         if "q" in kept.vectors:
-            change = self.rotated_gradient().sub_(self.carried("q")).mul_(1 - mu)
-            new["q"] = self._plus(kept.vectors["q"], self._turned("q", change), skip)
+            new["q"] = self._changed("q", self.rotated_gradient().sub_(self.carried("q")).mul_(1 - mu), skip)
         if "average" in kept.vectors:
-            mean = kept.vectors["average"]
-            new["average"] = self._plus(mean, self._rounded(new["w"]).sub(self.flat(mean)).mul_(rate), skip)
+            change = self._rounded(new["w"]).sub(self.flat(kept.vectors["average"])).mul_(rate)
+            new["average"] = self._changed("average", change, skip)
         old = {"w": self.w, **kept.vectors}
         pairs = [pair for name, x in new.items() for pair in zip(old[name], self.views(x), strict=True)]
         learned, numbers = self._learned(skip)
         return [*copying([*pairs, *learned]), *numbers], skip
 
-    def _plus(self, tensors: Tensors, difference: Tensor, skip: Tensor) -> Tensor:
-        """tensors + difference, in its memory; tensors bit for bit where ``skip`` holds."""
-        difference.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
-        torch._foreach_add_(self.views(difference), [t.detach() for t in tensors])
-        return difference
+    def _changed(self, name: str, change: Tensor, skip: Tensor) -> Tensor:
+        """w, or what is kept under a name, after a change, in its memory; as before, bit for bit, if ``skip`` holds."""
+        old = self.w if name == "w" else self.kept.vectors[name]
+        if name in TURNING and self.matrix.turned:
+            change.sub_(self.flat(old)).add_(self.carried(name))
+        change.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
+        torch._foreach_add_(self.views(change), [t.detach() for t in old])
+        return change
 
     def _rounded(self, x: Tensor) -> Tensor:
         """``x`` as the parameters can hold it."""
         return x.to(self.w[0].dtype).to(self.dtype)
-
-    def _turned(self, name: str, difference: Tensor) -> Tensor:
-        """A difference of what is kept under a name, with what new coordinates change in it."""
-        if not self.matrix.turned:
-            return difference
-        return difference.sub_(self.flat(self.kept.vectors[name])).add_(self.carried(name))
 
     def _learned(self, skip: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Write]]:
         """The tensors of the metric and their values after the step, unless ``skip`` holds; what sets its numbers."""
@@ -382,7 +378,7 @@ def averaging_rate(average: float, steps: Tensor | None) -> Tensor:
     (tensor(0.9000), tensor(0.5000))
     """
     assert steps is not None
-    return (9 / (10 + steps)).clamp(min=1 - average)
+    return (steps + 10).reciprocal().mul(9).clamp(min=1 - average)
 
 
 # The update: everything that can fail is computed before the first of the writes.
@@ -466,13 +462,16 @@ class Geometry:
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
         self._first_distance, self._kernels = first_distance, kernels
-        self._r_squared: Tensor | None = None
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for k, group in enumerate(groups):
+            for i in group.at:
+                kind = k, params[i].device, params[i].dtype, keys and keys[i], 1.0 if shares is None else shares[i]
+                kinds.setdefault(kind, []).append(i)
         self.buckets = []
-        for group in groups:
-            for at in _split(params, group.at, keys, shares):
-                w = [params[i] for i in at]
-                state = _nothing_kept(group, w) if kept is None else kept(group, at)
-                self.buckets.append(Bucket(group, at, w, state, 1.0 if shares is None else shares[at[0]]))
+        for (k, *_, share), at in kinds.items():
+            w = [params[i] for i in at]
+            state = _nothing_kept(groups[k], w) if kept is None else kept(groups[k], at)
+            self.buckets.append(Bucket(groups[k], at, w, state, share))
 
     @property
     def observes(self) -> bool:
@@ -529,27 +528,27 @@ class Geometry:
 
     def inner(self, a: Tensors, b: Tensors) -> Tensor:
         """⟨a, b⟩ = ⟨a, H⁻¹ b⟩."""
-        return self._sum(lambda bucket: torch.dot(bucket.flat(bucket.own(a)), bucket.solve(bucket.flat(bucket.own(b)))))
+        return self._sum(lambda bucket: torch.dot(bucket.part(a), bucket.map(bucket.matrix.solve, bucket.part(b))))
 
     def inner_r(self, x: Tensors) -> Tensor:
         """⟨r, x⟩, without forming r."""
 
         def term(bucket: Bucket) -> Tensor | None:
             decay = bucket.group.decay
-            return decay * torch.dot(bucket.flat(bucket.w), bucket.flat(bucket.own(x))) if decay else None
+            return decay * torch.dot(bucket.flat(bucket.w), bucket.part(x)) if decay else None
 
         return self._sum(term)
 
     def r_squared(self) -> Tensor:
-        """‖r‖²; it is constant for a problem, and is computed once."""
-        if self._r_squared is None:
+        """‖r‖²."""
 
-            def term(bucket: Bucket) -> Tensor | None:
-                decay, w = bucket.group.decay, bucket.flat(bucket.w) if bucket.group.decay else None
-                return None if w is None else decay**2 * torch.dot(w, bucket.times(w))
+        def term(bucket: Bucket) -> Tensor | None:
+            if not bucket.group.decay:
+                return None
+            w = bucket.flat(bucket.w)
+            return bucket.group.decay**2 * torch.dot(w, bucket.map(bucket.matrix.times, w))
 
-            self._r_squared = self._sum(term)
-        return self._r_squared
+        return self._sum(term)
 
     def squared_length(self, x: Tensors) -> Tensor:
         """Σ x², without a metric: for the bound on the gradient norm."""
@@ -563,13 +562,13 @@ class Geometry:
 
     def solve(self, x: Tensors) -> list[Tensor]:
         """H⁻¹ x, one tensor per parameter."""
-        return self._gather(lambda bucket: bucket.solve(bucket.flat(bucket.own(x))) * bucket.eta)
+        return self._gather(lambda bucket: bucket.map(bucket.matrix.solve, bucket.part(x)) * bucket.eta)
 
     def displacement(self, delta: Tensors) -> list[Tensor]:
         """d = −H⁻¹ (r + delta), one tensor per parameter."""
 
         def of(bucket: Bucket) -> Tensor:
-            y, decay = bucket.solve(bucket.flat(bucket.own(delta))), bucket.group.decay
+            y, decay = bucket.map(bucket.matrix.solve, bucket.part(delta)), bucket.group.decay
             return (torch.add(y, bucket.flat(bucket.w), alpha=decay) if decay else y) * -bucket.eta
 
         return self._gather(of)
@@ -583,8 +582,8 @@ class Geometry:
         """r + delta with r = decay · M w, the gradient of the regularisation, one tensor per parameter."""
 
         def of(bucket: Bucket) -> Tensor:
-            own, decay = bucket.flat(bucket.own(delta)), bucket.group.decay
-            return own.add_(bucket.times(bucket.flat(bucket.w)), alpha=decay) if decay else own
+            own, decay = bucket.part(delta), bucket.group.decay
+            return own.add_(bucket.map(bucket.matrix.times, bucket.flat(bucket.w)), alpha=decay) if decay else own
 
         return self._gather(of)
 
@@ -629,19 +628,7 @@ class Geometry:
 
     def past(self) -> list[Tensor]:
         """q, one tensor per parameter, out of the coordinates in which it is kept."""
-        return self._gather(lambda bucket: bucket._map(bucket.matrix.rotate_back, bucket.carried("q")))
-
-
-def _split(
-    params: list[Tensor], at: range, keys: Sequence[Hashable] | None, shares: Sequence[float] | None
-) -> list[Sequence[int]]:
-    """The indices of a group's parameters, split by device, dtype, key and share."""
-    kinds: dict[Hashable, list[int]] = {}
-    for i in at:
-        p = params[i]
-        kind = p.device, p.dtype, None if keys is None else keys[i], None if shares is None else shares[i]
-        kinds.setdefault(kind, []).append(i)
-    return list(kinds.values())
+        return self._gather(lambda bucket: bucket.map(bucket.matrix.rotate_back, bucket.carried("q")))
 
 
 def _nothing_kept(group: Group, w: list[Tensor]) -> Kept:

@@ -15,6 +15,7 @@ There are two kinds: :class:`ProxProblem` has the graph (or the features), and c
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -43,6 +44,9 @@ def best_gamma(ascent: Tensor, curvature: Tensor) -> Tensor:
 class Problem(ABC):
     """What both kinds of problems share: the dual along a segment, and the value of a point."""
 
+    floor: Tensor
+    """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
+
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
 
@@ -55,11 +59,6 @@ class Problem(ABC):
     def groups(self) -> list[Group]:
         """Which parameters share η, weight decay and a metric."""
         return self.geometry.groups
-
-    @property
-    @abstractmethod
-    def floor(self) -> Tensor:
-        """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
 
     @abstractmethod
     def first(self) -> DualPoint:
@@ -203,20 +202,15 @@ class GradientProblem(Problem):
             factor = c if factor is None else c * factor
         geometry.observe(gradients, factor)
         floor = torch.zeros_like(value) if floor is None else floor
-        self._past, self._floor, self._clipped = past, floor, max_norm is not None
+        self._past, self.floor, self._clipped = past, floor, max_norm is not None
         self._plane = value if max_norm is None else floor + c * (value - floor)
         lam, delta, old = self._plane, gradients if factor is None else scaled(factor, gradients), 0.0
         if past is not None:
             old, g = past.mu**2, delta
-            lam, self._floor = (1 - old) * lam + old * past.h, (1 - old) * floor
+            lam, self.floor = (1 - old) * lam + old * past.h, (1 - old) * floor
             delta = Deferred(lambda: torch._foreach_lerp([x.detach() for x in g], geometry.past(), old))
         self.products = geometry.first(1 - old, old)
         self._first = DualPoint(delta, lam, c, 1)
-
-    @property
-    def floor(self) -> Tensor:
-        """The declared lower bound."""
-        return self._floor
 
     def first(self) -> DualPoint:
         """The vertex of the gradients."""
@@ -273,7 +267,6 @@ class ProxProblem(Problem):
             raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         super().__init__(geometry)
         self.origin, self.linearization = origin, linearization
-        self._floor: Tensor | None = None
         self._first: DualPoint | None = None
         self._at_start: Atom | None = None  # an atom that was found at the scores u, and knows its value there
 
@@ -364,13 +357,11 @@ class ProxProblem(Problem):
 
     # Vertices: what a solver moves towards.
 
-    @property
-    def floor(self) -> Tensor:
+    @functools.cached_property
+    def floor(self) -> Tensor:  # type: ignore[override]
         """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
-        if self._floor is None:
-            known, p = self.origin.lower_bounds(), self.origin.coefficients
-            self._floor = p.new_zeros(()) if known is None else self.expect(known)
-        return self._floor
+        known, p = self.origin.lower_bounds(), self.origin.coefficients
+        return p.new_zeros(()) if known is None else self.expect(known)
 
     def first(self) -> DualPoint:
         """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""

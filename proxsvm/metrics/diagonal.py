@@ -78,4 +78,4 @@ def bias_correction(beta2: float, steps: Tensor) -> Tensor:
     >>> bias_correction(0.75, torch.tensor(0.0))
     tensor(4.)
     """
-    return -1 / torch.expm1((steps + 1) * (math.log(beta2) if beta2 else -math.inf))
+    return torch.expm1((steps + 1) * (math.log(beta2) if beta2 else -math.inf)).reciprocal().neg()

@@ -1,6 +1,7 @@
 """fused=None: the compiled loops where they can be used, torch's kernels elsewhere; fused=True insists."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -83,11 +84,37 @@ def test_other_orders_of_memory(same):
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
+def w_times_gradient(w, g):
+    """⟨w, g⟩ by the loops."""
+    return float(Kernels(True).bind(0, {"w": [w], "g": [g]}).products(1, 0, None, None, decay=True)[1])
+
+
 def test_a_gradient_whose_memory_has_the_other_sign():
     x = torch.tensor([1 + 2j]).conj().imag  # −2, kept as 2
     assert x.is_neg()
-    loops = Kernels(True).bind(0, {"w": [torch.ones(1)], "g": [x]})
-    assert float(loops.products(1, 0, None, None, decay=True).wx) == -2
+    assert w_times_gradient(torch.ones(1), x) == -2
+
+
+def test_memory_that_is_not_aligned():
+    memory = bytearray(1) + bytearray(torch.arange(3.0).numpy().tobytes())
+    odd = torch.frombuffer(memory, dtype=torch.float64, offset=1)
+    assert w_times_gradient(torch.ones(3), odd) == 3
+    assert Kernels().bind(0, {"w": [odd], "g": [torch.ones(3)]}) is None
+
+
+def test_parameters_without_elements_beside_others():
+    params = [nn.Parameter(torch.ones(n)) for n in (0, 3, 0)]
+    stepped(params, fused=True)
+    assert params[1].lt(1).all()
+    stepped(params[:1], fused=True)
+
+
+def test_the_gradients_are_not_kept():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = stepped([p], fused=True)
+    gradient = weakref.ref(p.grad)
+    optimizer.zero_grad()
+    assert gradient() is None
 
 
 def test_no_number_of_threads_changes_a_bit():

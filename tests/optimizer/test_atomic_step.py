@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxsvm import follow
-from proxsvm._kernels import step, step_loops
+from proxsvm._kernels import step
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Kronecker
 from proxsvm.solvers import MultiStepFW, SingleStepFW
@@ -85,9 +85,9 @@ def outcome(model, optimizer, data, raising):
     value = forward(model, optimizer, *data)
     start = everything(model, optimizer)
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt, MemoryError), raising:
-        for loops in ("products", "update"):
-            build = getattr(step_loops, loops)
-            patch.setattr(step_loops, loops, lambda *a, build=build: lambda *x: raising.call(build(*a), *x))
+        for loops in ("products_loop", "update_loop"):
+            build = getattr(step, loops)
+            patch.setattr(step, loops, lambda *a, build=build: lambda *x: raising.call(build(*a), *x))
         optimizer.step((lambda: value) if optimizer.solver.needs_graph else None)
     return start, everything(model, optimizer)
 
