@@ -35,10 +35,9 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
             left.unlink(missing_ok=True)
     written = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        written.touch()
-        if target.exists():
-            written.chmod(target.stat().st_mode)
         with open(written, "wb") as file:
+            if target.exists():
+                written.chmod(target.stat().st_mode)
             file.write(data + _mark(data))
             file.flush()
             os.fsync(file.fileno())
@@ -60,18 +59,18 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if missing := set(parts) - set(states):
         raise ValueError(f"{path} lacks {sorted(missing)}; it has {sorted(states)}")
-    before = {name: (copy.deepcopy(p.state_dict()), getattr(p, "averaged", True)) for name, p in parts.items()}
+    training = [part for part in parts.values() if not getattr(part, "averaged", True)]
+    before = [(part, copy.deepcopy(part.state_dict())) for part in parts.values()]
     try:
         for name, part in parts.items():
             part.load_state_dict(state := states.pop(name))
             if isinstance(part, nn.Module) and any(x.dtype != state[k].dtype for k, x in part.named_parameters()):
                 raise TypeError("it was saved in another precision")
     except BaseException as error:
-        for name_, (state, _) in before.items():
-            parts[name_].load_state_dict(state)
-        for name_, (_, averaged) in before.items():
-            if not averaged:  # the states of a followed model and its optimizer have the averages in place
-                parts[name_].train()
+        for part, state in before:
+            part.load_state_dict(state)
+        for part in training:  # the states of a followed model and its optimizer have the averages in place
+            part.train()
         if isinstance(error, Exception):
             raise ValueError(f"the checkpoint's {name!r} does not fit, and nothing was changed: {error}") from error
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from proxsvm.optimizer.averages import Averages, Buffer, Pair, reshard
+from proxsvm.optimizer.averages import Buffer, Pair, Prox, forget_buffers, nobody, pairs, reshard, switch
 from proxsvm.optimizer.ranks import local
 
 STATISTICS = ("running_mean", "running_var")
@@ -42,21 +43,19 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected the nn.Module that the optimizer trains")
     inner, prox = _inner(model), _own(optimizer)
-    averages: Averages = prox._averages
     reshard(inner)
-    _check(inner, averages)
+    _check(inner, prox)
     if isinstance(inner, Followed) and inner.followed is not prox:
         inner.unfollow()
     if not isinstance(inner, Followed):
         plain = type(inner)
         shown = {name: getattr(plain, name, None) for name in ("__module__", "__qualname__", "__doc__")}
         inner.__class__ = type(plain.__name__, (Followed, plain), {**shown, "plain": plain})
-    inner.followed = prox
-    averages.lead(inner, list(_buffers(inner)))
+    inner.followed, prox._follower, prox._buffers = prox, weakref.ref(inner), list(_buffers(inner)) or None
     with torch.no_grad():
-        for pair in averages.pairs():  # buffers of a state that was loaded before
-            pair.check(averages.in_place)
-            pair.put(averages.in_place)
+        for pair in pairs(prox):  # buffers of a state that was loaded before
+            pair.check(prox.averaged)
+            pair.put(prox.averaged)
 
 
 def unfollow(model: nn.Module) -> None:
@@ -85,21 +84,20 @@ class Followed(nn.Module):
 
     def unfollow(self) -> None:
         """Be an ordinary model again."""
-        averages = self.followed._averages
-        averages.forget_buffers()
-        averages.lead(None, [])
+        forget_buffers(self.followed)
+        self.followed._follower, self.followed._buffers = nobody, None
         del self.followed
         self.__class__ = self.plain  # type: ignore[assignment]
 
     def train(self, mode: bool = True) -> Any:
         """Switch the optimizer, and then the modes: the first may raise."""
-        self.followed._averages.switch(not mode)
+        switch(self.followed, not mode)
         return super().train(mode)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Put the training weights back if ``training`` was set without ``train()``, or a state was loaded."""
         if not torch.compiler.is_compiling() and self.training:  # while compiling, step() says what is wrong
-            self.followed._averages.switch(False)
+            switch(self.followed, False)
         return super().__call__(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +114,6 @@ class Followed(nn.Module):
     @torch.no_grad()
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
         """Set both versions to what is loaded, unless it is the average that is known, perhaps with more digits."""
-        averages: Averages = self.followed._averages
         if metadata.get("assign_to_params_buffers", False):
             raise RuntimeError(
                 "load_state_dict(assign=True) gives the model new parameters, but the optimizer has the old ones: load "
@@ -130,17 +127,17 @@ class Followed(nn.Module):
             if not torch.equal(local(mean).to(x.dtype), local(loaded)):
                 for key in {pair.average, pair.weights} & set(pair.own):
                     pair.own[key].copy_(loaded)
-        averages.buffers = [
+        self.followed._buffers = [
             b._replace(first=state_dict.get(prefix + b.path, b.pair({}).x).detach().clone())
-            for b in averages.buffers or ()
+            for b in self.followed._buffers or ()
         ]
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def _named(self) -> Iterator[tuple[str, Pair]]:
         """Everything that has two versions, under all of its names in the model."""
-        pairs = {id(pair.x): pair for pair in self.followed._averages.pairs()}
+        known = {id(pair.x): pair for pair in pairs(self.followed)}
         for named in (self.named_parameters, self.named_buffers):
-            yield from ((name, pairs[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in pairs)
+            yield from ((name, known[id(x)]) for name, x in named(remove_duplicate=False) if id(x) in known)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         build, args, state, *rest = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
@@ -149,25 +146,25 @@ class Followed(nn.Module):
         return build, args, {k: v for k, v in state.items() if k != "followed"}, *rest
 
 
-def _check(model: nn.Module, averages: Averages) -> None:
+def _check(model: nn.Module, optimizer: Prox) -> None:
     """Raise ValueError if the model cannot follow the optimizer."""
-    if all(group["average"] is None for group in averages.groups):
+    if all(group["average"] is None for group in optimizer.param_groups):
         raise ValueError("the optimizer keeps no average to follow: ProxOptimizer(..., average=0.995)")
-    params, inside = averages.params(), {id(p) for p in model.parameters()}
-    if outside := sum(id(p) not in inside for p in params):
+    old = model.followed if isinstance(model, Followed) else optimizer
+    params, before, inside = ({id(p) for p in ps} for ps in (optimizer._params(), old._params(), model.parameters()))
+    if outside := len(params - inside):
         raise ValueError(
             f"{outside} of the optimizer's {len(params)} parameters are not in this {type(model).__name__}, but would "
             "be switched with it: follow the module that contains all of them"
         )
-    if averages.model is not None and averages.model() not in (None, model):
+    if optimizer._follower() not in (None, model):
         raise ValueError("another model follows this optimizer, and only one can: follow the module that contains both")
-    old = model.followed._averages if isinstance(model, Followed) else averages
-    if not {id(p) for p in old.params()} & {id(p) for p in params}:
+    if not before & params:
         raise ValueError(
             "the model follows an optimizer of other parameters, and can follow only one: give both sets of parameters "
             "to one optimizer as groups, or follow each part of the model separately, follow(model.generator, first)"
         )
-    if old is not averages and old.in_place:
+    if old is not optimizer and old.averaged:
         raise ValueError("the model follows another optimizer, whose averages are in place: call model.train() first")
 
 
@@ -186,7 +183,7 @@ def _own(optimizer: Any) -> Any:
     """The ProxOptimizer inside the wrappers of Accelerate or Lightning."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
-    if not isinstance(getattr(optimizer, "_averages", None), Averages):
+    if not hasattr(optimizer, "_follower"):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a ProxOptimizer(..., average=0.995)")
     return optimizer
 

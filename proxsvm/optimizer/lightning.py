@@ -23,12 +23,11 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
         """Follow the optimizers that keep an average."""
         for optimizer in followed(pl_module):  # of an earlier fit; a test may have left the averages in place
             optimizer.train()
-        found = [o for o in trainer.optimizers if any(g.get("average") is not None for g in o.param_groups)]
-        if not found:
-            raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
-        for optimizer in found:
-            if isinstance(optimizer, ProxOptimizer) and optimizer not in followed(pl_module):
+        for optimizer in (o for o in trainer.optimizers if isinstance(o, ProxOptimizer)):
+            if optimizer not in followed(pl_module) and any(g["average"] is not None for g in optimizer.param_groups):
                 follow(pl_module, optimizer)
+        if not followed(pl_module):
+            raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Put the training weights in place."""

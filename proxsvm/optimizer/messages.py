@@ -56,6 +56,10 @@ INSIDE = (
     "a value that is recorded already is inside the value of a module that is watched, and would count twice. Watch "
     f"only one of the two modules, or none, and {_TOTAL}"
 )
+NO_TENSOR = (
+    "{} is watched, and returned a {}; expected a tensor: watch a module that returns its term's value alone, or call "
+    "optimizer.backward(total)"
+)
 SHARED = (
     "several optimizers watch this criterion, and sharded parameters (FSDP2) do not show which of them a value belongs "
     "to: give every optimizer a criterion of its own"

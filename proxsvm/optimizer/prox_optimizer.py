@@ -17,8 +17,7 @@ from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
 from proxsvm.metrics.kronecker import Kronecker
-from proxsvm.optimizer import messages
-from proxsvm.optimizer.averages import Averages
+from proxsvm.optimizer import averages, messages
 from proxsvm.optimizer.follow import follow as follow_optimizer
 from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, check_related, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
@@ -31,9 +30,8 @@ from proxsvm.optimizer.ranks import (
     local_grad,
     reached,
 )
-from proxsvm.optimizer.record import ROUNDING, Record, replaced
+from proxsvm.optimizer.record import ROUNDING, Record, replaced, watch
 from proxsvm.optimizer.state import SHARED, Store, check_state, keep_precision, shared_scalars, upgraded
-from proxsvm.optimizer.watch import watch
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
 from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
@@ -142,7 +140,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         self.loss, self.nonfinite, self.memory = loss, nonfinite, memory
         self.max_grad_norm, self.process_group, self.fused = max_grad_norm, process_group, fused
         self._metric = Kronecker() if metric is None else check_metric(metric)
-        self._metrics, self._averages = list[Metric](), Averages(self)
+        self._metrics = list[Metric]()
         self._reports: list[StepReport | None] = [None]  # a compiled step can write to a list, not to an attribute
         self._terms: list[nn.Module] = []
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "average": average})
@@ -151,15 +149,13 @@ class ProxOptimizer(torch.optim.Optimizer):
             follow_optimizer(follow, self)
 
     def _prepare(self) -> None:
-        """What a new optimizer and a copy of one need: the kernels, and a record of its own."""
-        self._averages.bind(self)
+        """What a new optimizer and a copy of one need: the kernels, a record of its own, no model that follows it."""
         self._kernels = Kernels(self.fused)
+        self._follower: Callable[[], nn.Module | None] = averages.nobody
+        self._buffers = averages.unfollowed(self)
         self._replicas_checked, self._warned = False, set[str]()
-        params = self._params()
-        first = params[0] if params else torch.empty(())
         me = weakref.ref(self)  # the record must not keep its optimizer alive
-        like = torch.empty((), dtype=accumulator(first.dtype), device=first.device)
-        self._record = Record(lambda: [] if (o := me()) is None else o._params(), like, hidden=any_sharded(params))
+        self._record = Record(lambda: [] if (o := me()) is None else o._params(), hidden=any_sharded(self._params()))
         for module in (self.loss, *self._terms):
             watch(module, self._record)
 
@@ -234,14 +230,14 @@ class ProxOptimizer(torch.optim.Optimizer):
             )
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
-        self._averages.require_training()
+        self._require_training()
         try:
             returned, step = self._from_backward(loss) if closure is None else self._from_closure(closure)  # 1. problem
             if step is not None:
                 point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # 2. solution; a graph if it needs one
                 step.problem.check(point, self.solver)
                 self._take(point, step)  # 3. update
-                self._record.spend(step.grads, None if step.grads else returned)
+                self._record.spend(step.grads)
         except BaseException:  # a GradScaler deletes what it has set only after a step that returns
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
@@ -250,22 +246,21 @@ class ProxOptimizer(torch.optim.Optimizer):
 
     def _from_closure(self, closure: Callable[[], Tensor | None]) -> tuple[Tensor | None, _Step | None]:
         """The closure's value, and its step: from the graph, or from the gradients if it called ``backward()``."""
-        record = self._record
-        passes, clears, before = record.passes, record.clears, record.sums
-        before = None if before is None else before.clone()  # autograd adds in place
+        record, before = self._record, self._record.sums
+        version, start = (0, None) if before is None else (before._version, before[0].clone())  # autograd adds in place
         with torch.enable_grad():
             value = closure()
         if value is None:
             return self._from_backward(None)
-        if record.passes == passes:
+        if record.sums is None or (record.sums is before and before._version == version):
             return value, self._from_graph(value)
-        record.require_unused()
+        record.claim()
         total = given_value(value)  # it may contain terms that were not recorded
-        return value, self._from_backward(total if before is None or record.clears != clears else total + before[0])[1]
+        return value, self._from_backward(total if start is None or record.sums is not before else total + start)[1]
 
     def _from_graph(self, value: Tensor) -> _Step:
         """The step for a value whose graph still exists."""
-        self._record.require_unused(value)
+        self._record.claim(value)
         if self.solver.needs_graph:
             problem = self.problem(value)
             if problem.on_ranks and not self.solver.on_ranks:
@@ -297,7 +292,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         ranks, scale, silent = self._ranks(), getattr(self, "grad_scale", None), torch.compiler.is_compiling()
         known = self._value(loss, grads[0], scale)
         if loss is None and not silent:
-            self._record.require_unused()
+            self._record.claim()
             if ranks is None and scale is None:  # others change the gradients rightly
                 for wrong in self._record.faults():
                     self._warn(wrong)
@@ -362,9 +357,8 @@ class ProxOptimizer(torch.optim.Optimizer):
         for bucket, stay in zip(space.buckets, stays, strict=True):
             if (steps := bucket.kept.steps) is not None:
                 pairs.append((steps, steps + stay.logical_not()))
-        if self._averages.buffers is not None:
-            stay = torch.stack([stay.to(skip.device) for stay in stays]).all()
-            pairs += self._averages.update(stay)
+        if self._buffers is not None:
+            pairs += averages.update_buffers(self, torch.stack([stay.to(skip.device) for stay in stays]).all())
         return copying(pairs)
 
     def _warn(self, text: str) -> None:
@@ -380,7 +374,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         ``value`` is what ``criterion(model(x), y)`` returned, before any ``backward()``. On several ranks it is the
         problem averaged over them, and every rank must make this call. With ``memory`` the past is one more sample.
         """
-        self._averages.require_training()
+        self._require_training()
         graph, past = self._linearised(value).observe(), self._past()
         return graph if past is None else PastProblem.of_problem(graph, past)
 
@@ -442,7 +436,11 @@ class ProxOptimizer(torch.optim.Optimizer):
     @property
     def averaged(self) -> bool:
         """Whether the averaged weights are in place, as after ``eval()``."""
-        return self._averages.in_place
+        return averages.in_place(self)
+
+    def _require_training(self) -> None:
+        if self.averaged:
+            raise RuntimeError(messages.AVERAGED)
 
     def eval(self) -> None:
         """Replace the weights with their averages; no step can be taken until ``train()``.
@@ -451,11 +449,11 @@ class ProxOptimizer(torch.optim.Optimizer):
         completes the switch. Parameters without an average do not change. Under FSDP2, :func:`proxsvm.follow` the
         model: after a forward pass it may hold gathered copies of its shards, which have to be dropped.
         """
-        self._averages.switch(True)
+        averages.switch(self, True)
 
     def train(self) -> None:
         """Put the training weights back, bit for bit."""
-        self._averages.switch(False)
+        averages.switch(self, False)
 
     # What the last step did, and states.
 
@@ -489,11 +487,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         ``"averaged"`` in each group tells whether the model's ``state_dict()`` at the same moment has the averages, as
         after ``eval()``, and always if the model follows its optimizer. Then this one also holds the training weights.
         """
-        return self._averages.complete(super().state_dict())
-
-    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise ValueError unless ``state_dict`` comes from an optimizer with these groups, shapes and dtypes."""
-        check_state(upgraded(state_dict), self.param_groups, self._metrics, self._averages.kinds())
+        return averages.complete(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and with it the mode that it was saved in; it is checked before anything changes.
@@ -503,13 +497,13 @@ class ProxOptimizer(torch.optim.Optimizer):
         starts with fresh moments.
         """
         state_dict, averaged = upgraded(state_dict), self.averaged
-        self.check_state_dict(state_dict)
+        check_state(state_dict, self.param_groups, self._metrics, averages.kinds(self._buffers or ()))
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group.setdefault("average", None)  # saved before there were averages
         keep_precision(state_dict, self.param_groups, self.state)
         shared_scalars(self.param_groups)
-        self._averages.loaded(averaged)
+        averages.loaded(self, averaged)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{k: getattr(self, k) for k in _OWN}}
@@ -522,5 +516,5 @@ class ProxOptimizer(torch.optim.Optimizer):
 
 _OWN = (
     *("loss", "solver", "nonfinite", "max_grad_norm", "process_group", "fused", "memory"),
-    *("_reports", "_terms", "_metric", "_metrics", "_averages"),
+    *("_reports", "_terms", "_metric", "_metrics"),
 )

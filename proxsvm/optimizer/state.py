@@ -207,9 +207,7 @@ def keep_precision(
     for theirs, mine in zip(saved["param_groups"], groups, strict=True):
         for key, p in zip(theirs["params"], mine["params"], strict=True):
             given = saved["state"].get(key, {})
-            for name, x in given.items():
-                if isinstance(x, Tensor) and (state[p][name] is x or state[p][name].dtype != x.dtype):
-                    state[p][name] = x.to(p.device, copy=True)
+            state[p].update({name: x.to(p.device, copy=True) for name, x in given.items() if isinstance(x, Tensor)})
             if "t" in given:
                 t = state[p]["t"]
                 state[p]["t"] = shared.setdefault((t.device, t.dtype, float(t)), t)
