@@ -1,4 +1,4 @@
-"""The sum over all spanning trees, compiled; ``by_elimination`` of the structure is its plain twin."""
+"""The sum over all spanning trees, compiled; ``structures/_elimination.py`` has the plain twin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
         w[:] = weights[b]
         log_z[b] = 0.0
         for k in range(n - 1, 0, -1):
-            own, s = w[k], 0.0
+            own, s = w[k, :k], 0.0
             for h in range(0 if rooted else 1, k):
                 s += w[h, k]
             if s == 0.0 and not rooted:
@@ -32,19 +32,19 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
                 break
             scale[k] = s
             for h in range(k):
-                row = w[h]
+                row = w[h, : k + 1]
                 p = row[k] / s
                 row[k] = p
-                for m in range(1, k):
+                for m in range(k):
                     row[m] += p * own[m]
         if log_z[b] == -np.inf:
             continue
         g[:] = 0.0  # the derivatives of log Z in the weights, backwards
         for k in range(1, n):
-            own, out, s, t = w[k], g[k], scale[k], 0.0
+            own, out, s, t = w[k, :k], g[k, :k], scale[k], 0.0
             for h in range(k):
-                row, p, c = g[h], w[h, k], 0.0
-                for m in range(1, k):
+                row, p, c = g[h, : k + 1], w[h, k], 0.0
+                for m in range(k):
                     c += row[m] * own[m]
                     out[m] += p * row[m]
                 row[k] = c / s
@@ -54,5 +54,5 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
             if k == rooted:
                 g[0, :k] = 0.0
         for h in range(n):
-            for m in range(1, n):
+            for m in range(n):
                 mu[b, h, m] = weights[b, h, m] * g[h, m]

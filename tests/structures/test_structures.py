@@ -25,6 +25,8 @@ from proxsvm.structures import (
     SpanningTree,
     Spans,
     Structure,
+    _elimination,
+    log_sum_exp,
 )
 from proxsvm.structures.base import add
 from proxsvm.verification import check_loss, verify
@@ -150,6 +152,31 @@ def test_samples_repeat_with_the_generator():
     scores = torch.randn(2, 5, 5)
     one, two = (SpanningTree().sample(scores, 3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
     assert torch.equal(torch.stack(one), torch.stack(two))
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_compiled_sum_over_spanning_trees_is_that_of_the_recursion(scale, monkeypatch):
+    """At large scores, too, where a determinant loses its digits; with words that are heads of all or of nobody."""
+    scores = scale * torch.randn(4, 9, 9)
+    scores[0, 1:, 3], scores[1, 8], scores[2, 1:, 2], scores[3, 1:, [2, 5]] = (-torch.inf,) * 4
+    lengths = torch.tensor([8, 8, 5, 8])
+    values = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(_elimination, "has_numba", lambda: False)
+        u, y = SpanningTree().prepare("test", scores, None, lengths=lengths)
+        log_z, mu = SpanningTree().total(u, y, log_sum_exp), CRF(SpanningTree()).marginals(scores, lengths=lengths)
+        values.append((log_z, mu[:3]))
+    for a, b in zip(*values, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
+    assert (values[0][0] <= -1e29).tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]  # two words that nobody but the root can head
+    of_words = values[0][1].sum(1)[:, 1:]
+    torch.testing.assert_close(of_words, (torch.arange(8) < lengths[:3, None]).to(of_words), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
