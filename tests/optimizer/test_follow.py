@@ -216,11 +216,15 @@ def test_a_state_dict_holds_the_averages_in_both_modes(wrap, dtype, mode):
     assert equal(values(model), weights)
 
 
+def test_parts_and_keep_vars_show_what_is_in_place():
+    model, _ = following()
+    assert torch.equal(model.head.state_dict()["weight"], model.head.weight)
+    assert model.state_dict(keep_vars=True)["head.weight"] is model.head.weight
+
+
 def test_parts_keep_their_weights_and_only_change_their_mode():
     model, optimizer = following()
     weights = values(model)
-    assert torch.equal(model.head.state_dict()["weight"], model.head.weight)
-    assert model.state_dict(keep_vars=True)["head.weight"] is model.head.weight
     model.backbone.eval()
     assert not model.backbone[1].training
     assert equal(values(model), weights)
