@@ -72,7 +72,12 @@ def main(options: Options) -> None:
     for ax, ((net, tol), mine) in zip(
         figure.subplots(2, 2).flat, DataFrame(rows).groupby(["network", "relative gap"], sort=False), strict=True
     ):
-        mine.pivot(index="η", columns="solver", values="times faster").plot.bar(ax=ax, rot=0, logy=True, width=0.8)
+        mine.pivot(index="η", columns="solver", values="times faster").plot.bar(
+            ax=ax, rot=0, logy=True, width=0.8, legend=False
+        )
+        for bars in ax.containers:
+            ax.bar_label(bars, fmt="%.0f×", fontsize=8)
         ax.axhline(GOALS[tol], color="k", lw=1, ls="--", label="goal")
         ax.set(ylabel="times faster than ExactQP", title=f"MLP {net}, relative gap {tol:g}")
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(options.out / "against_exact_qp.png", dpi=120)
