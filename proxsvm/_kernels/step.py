@@ -28,15 +28,8 @@ from proxsvm._kernels.tensors import PLAIN, Array, Tensors, compare, is_dense
 CHUNK = 1 << 18  # elements that a thread takes at a time: between two chunks it needs the GIL
 SHARE = 1 << 21  # elements that make a thread worthwhile: torch's own threads spin for a while after their work
 DTYPES = (torch.float32, torch.float64)
-VECTORS = (
-    "w",
-    "g",
-    "v",
-    "q",
-    "z",
-    "moved",
-    "average",
-)  # the columns of a table; where a step has none, w stands for it
+# The columns of a table; where a step has none, w stands for it.
+VECTORS = ("w", "g", "v", "q", "z", "moved", "average")
 BLOCK = 1 << 12  # elements summed in their own precision, before they are added in float64
 OPTIONS = {"error_model": "numpy", "nogil": True}  # division by 0 is infinity; other threads run meanwhile
 
