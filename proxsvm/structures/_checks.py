@@ -55,7 +55,7 @@ def at(x: Tensor, index: Tensor) -> Tensor:
 def check_tuple(name: str, scores: Any, form: str, least: int, most: int) -> None:
     """Raise TypeError or ValueError unless the scores are a tuple of tensors, ``least`` to ``most`` of them."""
     if not isinstance(scores, (tuple, list)) or not all(isinstance(x, Tensor) for x in scores[:least]):
-        raise TypeError(f"{name} got a {type(scores).__name__} as scores; expected a tuple {form} of tensors")
+        raise TypeError(f"{name} needs the scores {form}, expected a tuple of tensors; got a {type(scores).__name__}")
     if not least <= len(scores) <= most:
         raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
 

@@ -48,6 +48,8 @@ class Grid(Structure):
         """Expand the weights to one per pair, and set the scores outside the mask to zero; labels are 0 if None."""
         check_tuple(name, scores, "(unary, right, down)", 3, 3)
         unary = check_parts(name, scores[0], "[B, H, W]", "unary scores")
+        if min(unary.shape[1:]) < 2:
+            raise ValueError(f"{name} got one line of pixels; expected at least 2 × 2 (a line is a chain: ChainHinge)")
         labels, mask = unpack(target, None)
         every = torch.ones_like(unary, dtype=torch.bool)
         m = every if mask is None else integer_target(name, mask, unary.shape, "a mask").bool()
@@ -58,8 +60,8 @@ class Grid(Structure):
         try:
             pairs = [w.to(unary).expand_as(m) for w, m in zip(scores[1:], inside[1:], strict=True)]
         except RuntimeError as error:
-            shapes = [tuple(m.shape) for m in inside[1:]]
-            raise ValueError(f"{name} got right and down that do not expand to {shapes}: {error}") from error
+            shapes = f"shapes that do not expand to {[tuple(m.shape) for m in inside[1:]]}"
+            raise ValueError(f"{name} got right and down of {shapes}: {error}") from error
         finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
         unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
         return (unary, *self._positive(name, pairs)), Image(y, inside)

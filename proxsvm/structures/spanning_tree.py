@@ -48,7 +48,7 @@ class SpanningTree(Dependencies):
         return found * (torch.arange(u.shape[2], device=u.device) > 0)
 
     def _draw(self, u: Tensor, target: Parts, drawn: Sampled) -> Tensor:
-        """Word by word, from the marginals given the heads of the words before: T determinants."""
+        """Word by word, from the marginals given the heads of the words before: T sums over all trees."""
         node = torch.arange(u.shape[2], device=u.device)
         for m in node[1:]:
             marginals = gradient(lambda v: log_z(v, target.sizes), u)[:, :, m].clamp(min=0)
