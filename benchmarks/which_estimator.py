@@ -42,8 +42,8 @@ def of_labels(power: int, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def regression(power: int, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Without a band, in the scale of LinearSVR's objective."""
-    return np.asarray(power * np.abs(scores - y[:, None]) ** power)
+    """Without a band."""
+    return np.asarray(np.abs(scores - y[:, None]) ** power)
 
 
 # Loss → that of each sample, and the others' estimators, called with C and tol.

@@ -3,8 +3,9 @@
     P(W) = ½ρ‖W‖² + Σ_i c_i ℓ(W x_i; y_i),     G = ∇P(W) = ρW + Σ_i c_i s_i x_iᵀ,     s_i = ∇ℓ(W x_i; y_i)
 
 The gradients s_i are a dual point, whose gap is P(W) − D(s) = ‖G‖²/(2ρ), because ℓ(u) = ⟨s, u⟩ + c at its own u: an
-evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0. Once it has taken as long as
-a few steps of Newton's method would, these follow. The line search needs no product with X: scores are linear in W.
+evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0, or, where the losses
+outweigh ½ρ‖W‖², from the inverse Hessian there, which also raises D. Once it has taken as long as a few steps of
+Newton's method would, these follow. The line search needs no product with X: scores are linear in W.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ MEMORY = 20  # pairs of L-BFGS
 STEPS = 8  # of Newton's method, about as many as a problem takes
 SMALL = 3e6  # multiplications of a Hessian that take no longer than an evaluation
 MAX_SIDE = 2000  # of the Hessian
+STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
+ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
+ROWS = 40  # for each feature: with fewer, classes are often separable, where the Hessian at W = 0 says little
+CLOSE = 0.3  # P is near its minimum where a step decreases it by less than this share of the gap that is wanted
 HALVINGS = 40  # of a step, before rounding is what is left
 
 
@@ -48,8 +53,8 @@ class Logistic:
         self.rho = 0.5 if self.pair else 1.0
         self.q, self.mass = (c[:, None] * q).T.copy(), (c[:, None] * mass).T.copy()
         self.shape = len(self.q), X.shape[1]
-        flat = 1 / 4 if self.box else 1 / len(self.q)  # the curvature of the loss at equal scores
-        self.diagonal = self.rho + flat * (self.mass.max(0) @ (X.multiply(X) if self.sparse else np.square(X)))
+        self.flat = 1 / 4 if self.box else 1 / len(self.q)  # the curvature of the loss at equal scores
+        self.decrease, self.close = math.inf, CLOSE  # the decrease of P in the last step
         self.pairs: list[tuple[Array, Array, float]] = []  # of L-BFGS: changes of W and of G, and their product
         self.D = eta * float(progress.dual_of_start)
 
@@ -63,12 +68,16 @@ class Logistic:
         self.U = np.zeros_like(self.q) if start is None else self._scores(start)
         self.alpha, self.P = self._value(self.W, self.U)
         self.G = self._gradient()
+        self.inverse = self._inverse(budget)
         falls = True
         while falls and self._goes_on(max_iter):
             falls = self._move(self._quasi_newton() if self.iterations <= budget else self._newton())
 
     def _goes_on(self, max_iter: int) -> bool:
         self.D = max(self.D, self.P - float(np.vdot(self.G, self.G)) / (2 * self.rho))
+        enough = float(self.progress.enough(self.D, self.P - self.D))
+        if self.inverse.ndim == 2 and self.decrease < self.close * enough and enough < self.P - self.D:
+            self._raise_dual(enough)
         stop = self.progress.stop(self.iterations, self.D / self.eta, (self.P - self.D) / self.eta)
         if stop or self.iterations >= max_iter:
             return False
@@ -90,7 +99,7 @@ class Logistic:
                 break
         else:
             return False
-        s, G, falls = W - self.W, self.G, P < self.P
+        s, G, falls, self.decrease = W - self.W, self.G, P < self.P, self.P - P
         self.W, self.U, self.alpha, self.P = W, U, alpha, P
         self.G = self._gradient()
         y = self.G - G
@@ -112,8 +121,7 @@ class Logistic:
         return alpha, loss - float(np.vdot(self.q, U)) + self.rho / 2 * float(np.vdot(W, W))
 
     def _gradient(self) -> Array:
-        s = self.mass * self.alpha - self.q
-        G: Array = self.rho * self.W + (self.X.T @ s.T).T  # in this order BLAS takes two thirds of the time of s @ X
+        G: Array = self.rho * self.W + (self.mass * self.alpha - self.q) @ self.X
         return G
 
     def _curve(self, Z: Array) -> Array:
@@ -121,19 +129,53 @@ class Logistic:
         curve: Array = self.mass * self.alpha * (Z * (1 - self.alpha) if self.box else Z - (self.alpha * Z).sum(0))
         return curve
 
+    def _inverse(self, budget: int) -> Array:
+        """What L-BFGS starts from: the inverse of the Hessian at W = 0, ``[F, F]``, or of its diagonal, ``[F]``."""
+        X, weight = self.X, self.flat * self.mass.max(0)
+        diagonal: Array = self.rho + weight @ (X.multiply(X) if self.sparse else np.square(X))
+        small = not self.sparse and self.shape[1] <= min(ASPECT * self.shape[0], len(weight) / ROWS)
+        if budget == 0 or not small or diagonal.mean() < STIFF * self.rho:
+            return 1 / diagonal
+        root = np.sqrt(weight)[:, None] * X
+        return -self._solve(root.T @ root, np.eye(len(diagonal)))
+
+    def _raise_dual(self, enough: float) -> None:
+        """D at dual points next to s, where ‖G‖² is still large because C is, until the gap is ``enough``.
+
+        With the curvature at equal scores, the change of s by the scores of d = −inverse · G makes G = 0 at W + d. What
+        it moves out of the hull is clipped, which a second round repairs.
+        """
+        W, G, alpha = self.W, self.G, self.alpha
+        for _ in range(2):
+            d = -G @ self.inverse
+            Z = self._scores(d)
+            alpha = np.clip(alpha + self.flat * (Z if self.box else Z - Z.mean(0)), 1e-300, 1.0)
+            alpha /= 1.0 if self.box else alpha.sum(0)
+            entropy = -alpha * np.log(alpha) - (special.xlog1py(1 - alpha, -alpha) if self.box else 0.0)
+            product = (self.mass * alpha - self.q) @ self.X
+            self.D = max(self.D, float((self.mass * entropy).sum() - np.vdot(product, product) / (2 * self.rho)))
+            if enough >= self.P - self.D:
+                return
+            W = W + d
+            G = self.rho * W + product
+        self.close /= 10  # nearer to the minimum it may be enough
+
     def _quasi_newton(self) -> Array:
         """The two loops of L-BFGS."""
         d, parts = -self.G, []
         for s, y, product in reversed(self.pairs):
             parts.append(np.vdot(s, d) / product)
             d -= parts[-1] * y
-        d /= self.diagonal
+        d = self._precondition(d)
         if self.pairs:
             _, y, product = self.pairs[-1]
-            d *= product / np.vdot(y, y / self.diagonal)
+            d *= product / np.vdot(y, self._precondition(y))
         for s, y, product in self.pairs:
             d += (parts.pop() - np.vdot(y, d) / product) * s
         return d
+
+    def _precondition(self, d: Array) -> Array:
+        return d * self.inverse if self.inverse.ndim == 1 else d @ self.inverse
 
     def _newton(self) -> Array:
         """−Hessian⁻¹ G."""
@@ -149,7 +191,7 @@ class Logistic:
         return self._solve(H.reshape(K * F, K * F), self.G.ravel()).reshape(K, F)
 
     def _solve(self, H: Array, g: Array) -> Array:
-        """−(H + ρ)⁻¹ g, scaled to a unit diagonal; what rounding leaves singular gets a ridge."""
+        """−(H + ρ)⁻¹ g for each row of g, scaled to a unit diagonal; what rounding leaves singular gets a ridge."""
         diagonal = H.reshape(-1)[:: len(H) + 1]
         diagonal += self.rho
         scale = 1 / np.sqrt(diagonal)
@@ -157,10 +199,10 @@ class Logistic:
         H *= scale[:, None]
         for ridge in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
             diagonal += ridge
-            _, d, failed = lapack.dposv(H, -scale * g)
+            _, d, failed = lapack.dposv(H, -(scale * g).T)
             if not failed:
                 break
-        solution: Array = scale * d
+        solution: Array = scale * d.T
         return solution
 
     @property

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from proxsvm.estimators import LinearSVM, LinearSVR
+from proxsvm.estimators import LinearSVM, LinearSVR, logistic
 from tests.estimators.test_estimators import hinge_objective
 
 
@@ -47,3 +47,17 @@ def test_more_iterations_never_make_it_worse(name):
     gaps = [LinearSVM(max_iter=k, tol=1e-9).fit(X, y).dual_gap_ for k in (1, 3, 10, 20, 40, 60, 100)]
     for before, after in itertools.pairwise(gaps):
         assert after <= before * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_raised_dual_stays_below_the_minimum(several, monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1000, 8))
+    scores = X @ rng.standard_normal((8, 4)) + 3 * rng.standard_normal((1000, 4))
+    y = (scores > 0).astype(int) if several else scores.argmax(1)
+    best = LinearSVM(C=1e3, loss="log_loss", tol=1e-11).fit(X, y).objective_
+    monkeypatch.setattr(logistic, "SMALL", 0)  # L-BFGS, whatever the size
+    for tol in (1e-2, 1e-3, 1e-5):
+        model = LinearSVM(C=1e3, loss="log_loss", tol=tol).fit(X, y)
+        assert model.objective_ - model.dual_gap_ <= best * (1 + 1e-12)
+        assert 0 <= model.dual_gap_ <= tol * model.objective_
