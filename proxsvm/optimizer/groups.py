@@ -81,13 +81,13 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
 
 def check_related(group: Mapping[str, Any], memory: float) -> None:
     """Raise if options contradict each other; at every step, because schedulers and users change them."""
+    if group.get("auto") and ("swa_lr" in group or group.get("initial_lr", 1.0) != 1.0):
+        raise ValueError(SCHEDULED)
     if memory and group["momentum"]:
         raise ValueError(
             f"momentum is {group['momentum']} and memory {memory}; expected one of them: the paper's momentum needs "
-            "memory=0.0"
+            "memory=0.0 (and OneCycleLR sets a momentum, unless it is told cycle_momentum=False)"
         )
-    if group.get("auto") and ("swa_lr" in group or group.get("initial_lr", 1.0) != 1.0):
-        raise ValueError(SCHEDULED)
 
 
 def equal(a: object, b: object) -> bool:

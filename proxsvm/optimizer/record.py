@@ -225,8 +225,8 @@ class _Watch:
         records, compiling = self.live(), torch.compiler.is_compiling()
         if not compiling:
             for record in records:
-                record.inside.depth -= 1
-            records = [record for record in records if record.inside.depth <= 0]
+                record.inside.depth = max(0, record.inside.depth - 1)  # watched since it was entered
+            records = [record for record in records if record.inside.depth == 0]
         if not records or value is None:  # None after an exception
             return None
         if not isinstance(value, Tensor):

@@ -225,7 +225,7 @@ def test_a_scheduler_with_a_rate_of_its_own_is_refused_for_an_automatic_one(name
     take_step(model, optimizer)
     schedule.step()
     take_step(model, optimizer)
-    optimizer = fresh(model, lr="auto", momentum=0.0)
+    optimizer = fresh(model, lr="auto", momentum=0.0, memory=0.9)  # which the momentum that they set does not fit
     SCHEDULERS[name](optimizer)
     before = vector(model)
     with pytest.raises(ValueError, match="use one that multiplies"):
