@@ -153,11 +153,11 @@ def leaves(scores: Scores) -> set[int]:
     return found
 
 
-def reaches(value: Tensor, ids: Set[int], limit: int | None = None) -> bool:
+def reaches(value: Tensor, ids: Set[int]) -> bool:
     """Whether a backward pass from ``value`` may give a gradient to a tensor with one of these ids.
 
     The search ends at the first one, which is close for the parameters of a network's last layer. What hides its
-    parameters from the graph, reentrant checkpointing, may reach anything, and so may more than ``limit`` nodes.
+    parameters from the graph, reentrant checkpointing, may reach anything.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> reaches((3 * w).sum(), {id(w)}), reaches((3 * w).sum(), {id(torch.ones(2))})
@@ -165,9 +165,9 @@ def reaches(value: Tensor, ids: Set[int], limit: int | None = None) -> bool:
     """
     if id(value) in ids:
         return True
-    for count, node in enumerate(_nodes([value])):
+    for node in _nodes([value]):
         variable = getattr(node, "variable", None)
-        if (variable is not None and id(variable) in ids) or type(node).__name__ == REENTRANT or count == limit:
+        if (variable is not None and id(variable) in ids) or type(node).__name__ == REENTRANT:
             return True
     return False
 
