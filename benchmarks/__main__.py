@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.common import Options
 
-NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "structures")
-NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator")
+NAMES = ("step", "training_step", "metric_cost", "criterion", "calls", "structures", "structured_estimator")
+NAMES += ("against_exact_qp", "against_liblinear", "against_logistic", "which_estimator", "as_a_user", "ranks")
 
 
 def main() -> None:
