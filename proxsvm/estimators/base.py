@@ -168,9 +168,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
         small = not hasattr(X, "tocoo") and X.size <= SMALL
         if self.solver is None and (isinstance(loss, BinaryCrossEntropy) or (isinstance(loss, CrossEntropy) and small)):
-            found = self._logistic(loss, features, target, out, omega, eta)
-            if found.relative <= max(self.tol, _rounding(found.weight)) or found.rounds >= self.max_iter:
-                return found
+            return self._logistic(loss, features, target, out, omega, eta)
         for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
             rows = features.astype(dtype, copy=False)
             problem = ProxProblem.from_features(

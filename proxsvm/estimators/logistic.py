@@ -5,7 +5,8 @@
 The gradients s_i are a dual point, whose gap is P(W) − D(s) = ‖G‖²/(2ρ), because ℓ(u) = ⟨s, u⟩ + c at its own u: an
 evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0, or, where the losses
 outweigh ½ρ‖W‖², from the inverse Hessian there, which also raises D. Once it has taken as long as a few steps of
-Newton's method would, these follow. The line search needs no product with X: scores are linear in W.
+Newton's method would, or rounding stops it, these follow. The line search needs no product with X: scores are linear
+in W.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ special: Any = load("scipy.special", extra="estimators")
 MEMORY = 20  # pairs of L-BFGS
 STEPS = 8  # of Newton's method, about as many as a problem takes
 SMALL = 3e6  # multiplications of a Hessian that take no longer than an evaluation
+PATIENCE = 400  # evaluations of L-BFGS, after which Newton's method follows whatever it costs
 MAX_SIDE = 2000  # of the Hessian
 STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
 ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
@@ -63,15 +65,19 @@ class Logistic:
         n, side = self.q.shape[1], math.prod(self.shape)
         hessian = n * side**2 / (2 * len(self.q) if self.box else 2) + side**3 / 3
         budget = 0 if hessian < SMALL else int(STEPS * hessian / (2 * n * side + 5e5))  # of L-BFGS
-        budget = max_iter if self.sparse or side > MAX_SIDE else budget
+        able = not self.sparse and side <= MAX_SIDE  # to compute Newton's direction
+        budget = min(budget, PATIENCE) if able else max_iter
         self.W = np.zeros(self.shape) if start is None else start
         self.U = np.zeros_like(self.q) if start is None else self._scores(start)
         self.alpha, self.P = self._value(self.W, self.U)
         self.G = self._gradient()
         self.inverse = self._inverse(budget)
         falls = True
-        while falls and self._goes_on(max_iter):
-            falls = self._move(self._quasi_newton() if self.iterations <= budget else self._newton())
+        while self._goes_on(max_iter) and falls:
+            self.iterations += 1
+            falls = self.iterations <= budget and self._move(self._quasi_newton())
+            if not falls and able:  # also where rounding stops L-BFGS early
+                budget, falls = 0, self._move(self._newton())
 
     def _goes_on(self, max_iter: int) -> bool:
         self.D = max(self.D, self.P - float(np.vdot(self.G, self.G)) / (2 * self.rho))
@@ -79,13 +85,10 @@ class Logistic:
         if self.inverse.ndim == 2 and self.decrease < self.close * enough and enough < self.P - self.D:
             self._raise_dual(enough)
         stop = self.progress.stop(self.iterations, self.D / self.eta, (self.P - self.D) / self.eta)
-        if stop or self.iterations >= max_iter:
-            return False
-        self.iterations += 1
-        return True
+        return not stop and self.iterations < max_iter
 
     def _move(self, d: Array) -> bool:
-        """A step along d that decreases P: that of its curvature at W, or a half, a quarter, ...; False if none does.
+        """A step along d: that of its curvature at W, or a half, a quarter, ...; returns whether P decreases.
 
         Of Newton's direction, the first one is 1.
         """
@@ -95,7 +98,7 @@ class Logistic:
         for t in first * 0.5 ** np.arange(HALVINGS):
             W, U = self.W + t * d, self.U + t * Z
             alpha, P = self._value(W, U)
-            if self.P + 1e-4 * t * slope >= P:
+            if self.P + 1e-4 * t * slope >= P - 1e-15 * abs(self.P):  # the gap may fall where P does not
                 break
         else:
             return False
@@ -110,15 +113,17 @@ class Logistic:
         return np.ascontiguousarray((self.X @ W.T).T) if self.sparse else W @ self.X.T
 
     def _value(self, W: Array, U: Array) -> tuple[Array, float]:
-        """The probabilities, and P."""
+        """The probabilities, and P, from the distances to the largest score, which keep the digits of small losses."""
+        top = np.maximum(U, 0.0) if self.box else U.max(0)
+        below = U - top
         if self.box:
-            alpha, loss = special.expit(U), float(np.vdot(self.mass, np.logaddexp(0.0, U)))
+            alpha, logs = special.expit(U), np.log1p(np.exp(-np.abs(U)))
+            linear = np.vdot(self.q, below) - np.vdot(self.mass - self.q, top)
         else:
-            top = U.max(0)
-            alpha = np.exp(U - top)
+            alpha = np.exp(below)
             total = alpha.sum(0)
-            alpha, loss = alpha / total, float(self.mass[0] @ (np.log(total) + top))
-        return alpha, loss - float(np.vdot(self.q, U)) + self.rho / 2 * float(np.vdot(W, W))
+            alpha, logs, linear = alpha / total, np.log(total), np.vdot(self.q, below)
+        return alpha, float(np.vdot(self.mass, logs) - linear + self.rho / 2 * np.vdot(W, W))
 
     def _gradient(self) -> Array:
         G: Array = self.rho * self.W + (self.mass * self.alpha - self.q) @ self.X

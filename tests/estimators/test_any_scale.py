@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
 
 from proxsvm.estimators import LinearSVM, LinearSVR, logistic
 from tests.estimators.test_estimators import hinge_objective
@@ -47,6 +47,35 @@ def test_more_iterations_never_make_it_worse(name):
     gaps = [LinearSVM(max_iter=k, tol=1e-9).fit(X, y).dual_gap_ for k in (1, 3, 10, 20, 40, 60, 100)]
     for before, after in itertools.pairwise(gaps):
         assert after <= before * (1 + 1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("C", [1.0, 1e6])
+@pytest.mark.parametrize("small", [0, logistic.SMALL])  # L-BFGS at first, or Newton's method
+def test_nor_for_the_log_loss_until_rounding(small, C, several, monkeypatch):
+    monkeypatch.setattr(logistic, "SMALL", small)
+    X, y = load_wine(return_X_y=True)
+    y = np.eye(3, dtype=int)[y] if several else y
+    models = [LinearSVM(C=C, loss="log_loss", max_iter=k, tol=1e-11).fit(X, y) for k in (1, 5, 20, 30, 50, 100, 1000)]
+    for before, after in itertools.pairwise(models):
+        assert after.dual_gap_ <= before.dual_gap_ + 1e-14 * after.objective_
+    assert models[-1].dual_gap_ <= 1e-11 * models[-1].objective_
+
+
+def test_where_rounding_hides_the_decrease_the_gap_still_falls(monkeypatch):
+    monkeypatch.setattr(logistic, "SMALL", 0)
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1000, 8))
+    y = (X @ rng.standard_normal((8, 4)) + 3 * rng.standard_normal((1000, 4)) > 0).astype(int)
+    model = LinearSVM(C=1e3, loss="log_loss", tol=1e-11).fit(X, y)
+    assert model.dual_gap_ <= 1e-11 * model.objective_
+
+
+def test_separable_unscaled_classes_with_a_large_C():
+    X, y = load_digits(return_X_y=True)
+    model = LinearSVM(C=1e3, loss="log_loss", tol=1e-3).fit(X, y)
+    assert model.dual_gap_ <= 1e-3 * model.objective_
 
 
 @pytest.mark.parametrize("several", [False, True])
