@@ -60,7 +60,7 @@ class Grid(Structure):
         try:
             pairs = [w.to(unary).expand_as(m) for w, m in zip(scores[1:], inside[1:], strict=True)]
         except RuntimeError as error:
-            raise ValueError(f"{name} got right or down of shapes that do not expand to the pairs': {error}") from error
+            raise ValueError(f"{name} got right and down of shapes that do not fit the pairs: {error}") from error
         finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
         unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
         return (unary, *self._positive(name, pairs)), Image(y, inside)
