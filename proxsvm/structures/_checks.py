@@ -85,11 +85,14 @@ def check_nodes(
     ``given``: lengths ``[B]`` or a mask ``[B, V]``; a node whose label is to be ignored does not exist, either.
     """
     (B, V, _), device = unary.shape, unary.device
-    y = torch.zeros(B, V, dtype=torch.long, device=device)
-    if labels is not None:
+    if labels is None:
+        y = torch.zeros(B, V, dtype=torch.long, device=device)
+    else:
         y = integer_target(name, labels, (B, V), "labels")
     nodes = kept = y != ignore_index
     holes = not known(kept.all())
+    if given is None and not holes:
+        return y, nodes, True, False
     if given is not None:
         lengths = torch.as_tensor(given, device=device)
         is_mask = lengths.dtype in (torch.bool, torch.uint8) and lengths.dim() == 2
@@ -100,4 +103,4 @@ def check_nodes(
         nodes = inside & kept
         holes = is_mask or not known((kept | ~inside).all())
     require(nodes.any(1), f"{name} got an empty sample: leave out samples whose mask is False everywhere")
-    return y, nodes, given is None and not holes, holes
+    return y, nodes, False, holes

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.jit import has_numba
-from proxsvm._scores import FORBIDDEN, known
+from proxsvm._scores import FORBIDDEN
 
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
     """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
-    if known(u.detach()[0, 0, 0]) is not None and has_numba():
-        return Eliminated.apply(u, sizes)[0]  # type: ignore[no-any-return, no-untyped-call]
+    if u.is_cpu and has_numba() and not torch.compiler.is_compiling():
+        try:
+            return Eliminated.apply(u, sizes)  # type: ignore[no-any-return, no-untyped-call]
+        except RuntimeError:  # inside a transform of torch.func, whose tensors have no memory
+            pass
     return by_elimination(u, sizes)
 
 
@@ -50,23 +53,18 @@ class Eliminated(torch.autograd.Function):
     """The same by a compiled loop, with the marginals as its gradient."""
 
     @staticmethod
-    def forward(u: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """log Z and the marginals."""
+    def forward(ctx: Any, u: Tensor, sizes: Tensor) -> Tensor:
+        """log Z; the marginals are kept for the backward pass."""
         from proxsvm._kernels.spanning_trees import eliminate
 
         weights, most = shifted(u)
         total, mu = most.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
         eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
-        return total.clamp(min=FORBIDDEN).to(u.dtype), mu
+        ctx.save_for_backward(u, sizes, mu)
+        return total.clamp(min=FORBIDDEN).to(u.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """For the backward pass."""
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         """g μ; if it shall be differentiated in its turn, that of the plain recursion."""
         u, sizes, mu = ctx.saved_tensors
         if torch.is_grad_enabled():

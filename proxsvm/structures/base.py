@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
 from proxsvm.structures.polytopes import Marginals
@@ -143,7 +144,7 @@ class Structure:
         """
         scores = self.expand(scores, target)
         truth = inner(self.features(target, scores), scores)
-        return scores, torch.where(truth <= FORBIDDEN / 2, -torch.inf, truth)
+        return scores, F.threshold(truth, FORBIDDEN / 2, -torch.inf)
 
     def decode(self, scores: Any, target: Any) -> Any:
         """The best labelling of prepared scores, in the form in which users get it."""

@@ -50,9 +50,10 @@ class Chain(Forest):
             unary, y, nodes = unary[rows, order], y[rows, order], nodes[rows, order]
             if pairwise.dim() == 4:
                 pairwise = pairwise[rows, (order[:, 1:] - 1).clamp(min=0)]  # the entry of the edge into each position
-        for what, extra, at in zip(("start", "end"), ends, (torch.zeros_like(y[:, 0]), nodes.sum(1) - 1), strict=False):
+        for what, extra in zip(("start", "end"), ends, strict=False):
             if extra is None:
                 continue
+            at = torch.zeros_like(y[:, 0]) if what == "start" else nodes.sum(1) - 1
             if extra.shape not in ((K,), (B, K)):
                 raise ValueError(f"{name} got {what} scores of shape {tuple(extra.shape)}; expected {(K,)} or {(B, K)}")
             added = extra.to(unary).clamp(min=FORBIDDEN).expand(B, K)

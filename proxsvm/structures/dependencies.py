@@ -36,34 +36,35 @@ class Dependencies(PartStructure):
                 raise TypeError(f"{name} got a target that is not ({expected}[, lengths])")
             lengths = more[labelled] if len(more) > labelled else None
         sizes = check_sizes(name, lengths, (N - 1,), u)
-        node, real = torch.arange(N, device=u.device), before(N, sizes + 1)
-        arcs = (node > 0) & (node[:, None] != node)
+        node, limit = torch.arange(N, device=u.device), sizes[:, None]
+        real, below_root = node <= limit, node > 0
+        arcs = below_root & (node[:, None] != node)
         if lengths is not None:
             arcs = arcs & real[:, None] & real[:, :, None]
-        phi = u.new_zeros(B, N, N)
+        phi, word = u.new_zeros(B, N, N), real & below_root
         if target is not None:
-            word = real[:, 1:]
-            heads = torch.where(word, integer_target(name, heads, (B, N - 1), "heads"), 0)
-            require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
-            self.check(name, heads, word)
-            phi = phi.scatter(1, F.pad(heads, (1, 0))[:, None], F.pad(word, (1, 0))[:, None].to(u))
+            heads = F.pad(integer_target(name, heads, (B, N - 1), "heads"), (1, 0))
+            heads = torch.where(word, heads, 0)
+            require((heads >= 0) & (heads <= limit), f"{name} got a head that is neither the root nor a word")
+            phi = phi.scatter(1, heads[:, None], word[:, None].to(u))
+            roots = phi[:, 0].sum(1)
+            require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
+            self.check(name, heads)
         if labelled:
             R, arcs = u.shape[3], arcs[..., None]
-            kinds = torch.zeros(B, N - 1, dtype=torch.long, device=u.device)
+            kinds = torch.zeros(B, N, dtype=torch.long, device=u.device)
             if target is not None:
-                kinds = torch.where(word, integer_target(name, more[0], (B, N - 1), "labels"), 0)
+                kinds = F.pad(integer_target(name, more[0], (B, N - 1), "labels"), (1, 0))
+                kinds = torch.where(word, kinds, 0)
             require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
-            phi = phi[..., None] * one_hot(u, F.pad(kinds, (1, 0)), R)[:, None]
+            phi = phi[..., None] * one_hot(u, kinds, R)[:, None]
         return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)  # faster than masked_fill
 
-    def check(self, name: str, heads: Tensor, word: Tensor) -> None:
-        """Raise ValueError unless the heads ``[B, T]`` are a tree with one child of the root."""
-        roots = ((heads == 0) & word).sum(1)
-        require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
-        above = F.pad(heads, (1, 0))
+    def check(self, name: str, heads: Tensor) -> None:
+        """Raise ValueError unless the heads of the nodes, ``[B, T + 1]``, lead to node 0, whose own is 0."""
         for _ in range(heads.shape[1].bit_length()):  # every pass doubles the number of arcs that are climbed
-            above = above.gather(1, above)
-        require(above == 0, f"{name} got heads with a cycle: the root is not reached from some word")
+            heads = heads.gather(1, heads)
+        require(heads == 0, f"{name} got heads with a cycle: the root is not reached from some word")
 
     def labels(self, phi: Tensor, target: Parts) -> Any:
         """Heads ``[B, T]``, or (heads, labels), 0 on padding."""

@@ -60,19 +60,17 @@ class Grid(Structure):
         try:
             pairs = [w.to(unary).expand_as(m) for w, m in zip(scores[1:], inside[1:], strict=True)]
         except RuntimeError as error:
-            shapes = f"shapes that do not expand to {[tuple(m.shape) for m in inside[1:]]}"
-            raise ValueError(f"{name} got right and down of {shapes}: {error}") from error
+            raise ValueError(f"{name} got right and down of shapes that do not fit the pairs: {error}") from error
         finite = (torch.where(u.isinf(), torch.nan, u) for u in (unary, *pairs))
         unary, *pairs = (torch.where(m, u, 0.0) for m, u in zip(inside, finite, strict=True))
         return (unary, *self._positive(name, pairs)), Image(y, inside)
 
     def _positive(self, name: str, weights: Any) -> list[Tensor]:
         """Weights ≥ 0, or an error."""
+        problem = f"{name} got a pairwise score below 0, which is not submodular, so no cut is best"
         advice = "keep it positive (softplus), pass negative='project', or, if a solver's step made it, a smaller lr"
         for w in weights if self.exact else ():
-            require(
-                ~(w < 0), f"{name} got a pairwise score below 0, which is not submodular, so no cut is best: {advice}"
-            )
+            require(~(w < 0), f"{problem}: {advice}")
         return [w.clamp(min=0) for w in weights]
 
     def features(self, target: Image, scores: Any) -> tuple[Tensor, ...]:

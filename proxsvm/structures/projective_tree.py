@@ -25,15 +25,14 @@ class ProjectiveTree(Dependencies):
     tensor([[2, 0]])
     """
 
-    def check(self, name: str, heads: Tensor, word: Tensor) -> None:
-        """Raise ValueError unless the heads are a tree whose arcs do not cross."""
-        super().check(name, heads, word)
-        own = torch.arange(1, heads.shape[1] + 1, device=heads.device).expand_as(heads)
+    def check(self, name: str, heads: Tensor) -> None:
+        """Raise ValueError unless the heads are a tree whose arcs do not cross (those of padding, from 0, never do)."""
+        super().check(name, heads)
+        own = torch.arange(heads.shape[1], device=heads.device)
         low, high = torch.minimum(own, heads), torch.maximum(own, heads)
         crossing = (
             (low[:, :, None] < low[:, None]) & (low[:, None] < high[:, :, None]) & (high[:, :, None] < high[:, None])
         )
-        crossing = crossing & word[:, :, None] & word[:, None]
         require(~crossing, f"{name} got heads whose arcs cross: the tree is not projective (use SpanningTree)")
 
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
