@@ -25,6 +25,7 @@ from proxsvm._scores import one_hot
 from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Rivals
 
 STEPS = 25  # about as many as a small problem takes; one with 600 weights takes 50 to 190
+QUADRATIC_STEPS = 5  # the same, of a φ that is piecewise quadratic
 MAX_SIDE, MAX_ENTRIES = 2000, 50_000_000  # of the Hessian, K·F, and of X as a dense matrix
 SHRINK, FLOOR = 0.3, 1e-3  # h after a solved φ, and its least value relative to the first, below which rounding counts
 SOLVED, MAX_TRIES = 1e-9, 30  # φ is solved once a step promises less than this fraction of its value, or by rounding
@@ -32,14 +33,15 @@ IDLE = 12  # steps without a better point, after which rounding is what is left
 LAST = 30.0  # a smooth φ needs one more step once that promises this multiple of the gap that is enough
 
 
-def work(n: int, M: int, F: int) -> float:
+def work(quadratic: bool, n: int, M: int, F: int) -> float:
     """The time of a solve, in multiplications of a block step; inf where a matrix would be too large."""
     side = min(n, F)
     if M * side > MAX_SIDE or n * F > MAX_ENTRIES:
         return math.inf
     # The multiplications of a Hessian and its factorisation are about five times as fast as others.
     hessian = M * (M + 1) / 2 * n * side**2 + (M * side) ** 3 / 3
-    return (STEPS + M * side / 8) * (hessian / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
+    steps = (QUADRATIC_STEPS if quadratic else STEPS) + M * side / 8
+    return steps * (hessian / 5 + 50 * n * M + 1e6) + n * max(F - n, 0) * side
 
 
 class Newton:

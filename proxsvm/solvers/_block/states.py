@@ -57,11 +57,12 @@ class BoxState(BlockState):
     def __init__(self, hull: Box) -> None:
         low, high, center = (flatten(x).cpu().double() for x in (hull.low, hull.high, hull.center))
         self.hull = Box(low, high, center, float(hull.band), float(hull.ridge))
+        self.arrays = low.numpy(), high.numpy(), center.numpy(), self.hull.band, self.hull.ridge
         self.s = np.zeros(center.shape)
 
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible s, without its rounding errors."""
-        self.s = np.clip(atom.s, self.hull.low.numpy(), self.hull.high.numpy())
+        self.s = np.clip(atom.s, *self.arrays[:2])
 
     def combination(self) -> FlatAtom:
         """s and c."""
@@ -75,9 +76,7 @@ class BoxState(BlockState):
 
     def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
-        hull = self.hull
-        bounds = hull.low.numpy(), hull.high.numpy(), hull.center.numpy(), hull.band, hull.ridge
-        return loops.box_sweep(order, model, bounds, self.s)
+        return loops.box_sweep(order, model, self.arrays, self.s)
 
 
 class EntropyState(BlockState):
