@@ -13,7 +13,7 @@ from proxsvm._scores import FORBIDDEN
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
     """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
-    if u.is_cpu and has_numba() and not torch.compiler.is_compiling():
+    if u.is_cpu and not torch.compiler.is_compiling() and has_numba():
         try:
             return Eliminated.apply(u, sizes)  # type: ignore[no-any-return, no-untyped-call]
         except RuntimeError:  # inside a transform of torch.func, whose tensors have no memory
