@@ -111,14 +111,12 @@ def main(options: Options) -> None:
     from benchmarks.common import write
 
     acts = [("fits", "0.1"), ("fits", "1"), ("search", "1"), ("search", "2")][: 1 if options.quick else 4]
+    times = 1 if options.quick else 3
     run("begin", "LinearSVM")  # fills the cache
     rows: list[dict[str, Any]] = []
     for busy, act, *words in [(False, "begin"), *((False, *act) for act in acts), *((True, *act) for act in acts)]:
         with busy_process(busy):
-            runs = {
-                name: [run(act, name, *words) for _ in range(3 if act == "begin" and not options.quick else 1)]
-                for name in MODELS
-            }
+            runs = {name: [run(act, name, *words) for _ in range(times if act == "begin" else 1)] for name in MODELS}
         for what in runs["LinearSVM"][0]:
             row = {"what": what, "beside a busy process": "yes" if busy else "no"}
             rows.append(row | {name: median(found[what] for found in runs[name]) for name in MODELS})
