@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from pandas import DataFrame, Series
 
@@ -27,11 +26,10 @@ def measured(folder: Path) -> Series:
     return frame.groupby(["bench", "of", "what"]).value.median()
 
 
-def compare(before: Path, after: Path) -> list[dict[str, Any]]:
+def compare(before: Path, after: Path) -> DataFrame:
     """A row for each number that is in both folders, with after / before."""
-    both = DataFrame({"before": measured(before), "after": measured(after)}).dropna()
-    both = both[both.before != 0]
-    return both.assign(ratio=both.after / both.before).reset_index().to_dict("records")
+    both = DataFrame({"before": measured(before), "after": measured(after)}).dropna().query("before != 0")
+    return both.assign(ratio=both.after / both.before).reset_index()
 
 
 def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: list[str]) -> None:

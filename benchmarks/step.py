@@ -1,4 +1,4 @@
-"""What ``step()`` alone costs, on the tensors of a WRN-40-4 and on 200 small tensors."""
+"""What ``step()`` alone costs, on the tensors of a WRN-40-4 and on 200 small tensors; and what the criterion costs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.common import Options, interleaved, ratio, write
 from experiments.models import WideResNet
 from proxsvm import ProxOptimizer
 from proxsvm._extras import load
-from proxsvm.losses import CrossEntropy
+from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import SingleStepFW
 
 Shapes = list[tuple[int, ...]]
+Steps = dict[str, Callable[[], Any]]
 LISTS: dict[str, Shapes] = {
     "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
     "200 small tensors (109 k)": [(64,)] * 100 + [(32, 32)] * 100,
 }
-PLAIN: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-PAPER: dict[str, Any] = {**PLAIN, "memory": 0.0, "average": None, "metric": Euclidean()}
-OURS: dict[str, dict[str, Any]] = {
-    "Euclidean": PAPER,
-    "Euclidean, average": {**PAPER, "average": 0.995},
-    "Euclidean, fused=False": {**PAPER, "fused": False},
-    "Diagonal": {**PAPER, "lr": 1e-3, "metric": Diagonal()},
-    "Diagonal, average": {**PAPER, "lr": 1e-3, "metric": Diagonal(), "average": 0.995},
+LOSSES: dict[str, nn.Module] = {
+    "CrossEntropyLoss": nn.CrossEntropyLoss(),
+    "MultiMarginLoss": nn.MultiMarginLoss(),
+    "CrossEntropy()": CrossEntropy(),
+    "MultiClassHinge()": MultiClassHinge(),
+    "MultiClassHinge(smooth=True)": MultiClassHinge(smooth=True),
 }
+PLAIN: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 def parameters(shapes: Shapes) -> list[nn.Parameter]:
@@ -41,13 +41,24 @@ def parameters(shapes: Shapes) -> list[nn.Parameter]:
     return made
 
 
-def ours(shapes: Shapes, **options: Any) -> Callable[[], Any]:
-    """A step of SingleStepFW."""
-    optimizer, value = ProxOptimizer(CrossEntropy(), SingleStepFW(), parameters(shapes), **options), torch.tensor(0.01)
-    return lambda: optimizer.step(loss=value)
+def ours(shapes: Shapes, fused: bool | None = None) -> Steps:
+    """A step of SingleStepFW, in each metric, without and with an average."""
+
+    def step(**given: Any) -> Callable[[], Any]:
+        given = {**PLAIN, "memory": 0.0, "average": None, "fused": fused, **given}
+        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), parameters(shapes), **given)
+        value = torch.tensor(0.01)
+        return lambda: optimizer.step(loss=value)
+
+    return {
+        "Euclidean": step(metric=Euclidean()),
+        "Euclidean, average": step(metric=Euclidean(), average=0.995),
+        "Diagonal": step(metric=Diagonal(), lr=1e-3),
+        "Diagonal, average": step(metric=Diagonal(), lr=1e-3, average=0.995),
+    }
 
 
-def torchs(shapes: Shapes) -> dict[str, Callable[[], Any]]:
+def torchs(shapes: Shapes) -> Steps:
     """A step of torch's optimizers."""
     return {
         f"{kind.__name__} {how}": kind(parameters(shapes), **given, **{how: True}).step
@@ -56,7 +67,7 @@ def torchs(shapes: Shapes) -> dict[str, Callable[[], Any]]:
     }
 
 
-def peers(shapes: Shapes) -> dict[str, Callable[[], Any]]:
+def peers(shapes: Shapes) -> Steps:
     """A step of the packages of the extra ``peers``."""
     value = torch.tensor(0.01)
     momo = load("momo", extra="peers").Momo(parameters(shapes), lr=0.1, weight_decay=1e-4)
@@ -70,11 +81,32 @@ def peers(shapes: Shapes) -> dict[str, Callable[[], Any]]:
 def main(options: Options) -> None:
     rows = []
     for which, shapes in LISTS.items():
-        runs = torchs(shapes) | {name: ours(shapes, **given) for name, given in OURS.items()} | peers(shapes)
-        inner = 3 if len(shapes) < 200 else 30
-        times = interleaved(runs, options.rounds(25, quick=5), inner, warm_up=2)
+        by_torch = {"Euclidean, fused=False": ours(shapes, fused=False)["Euclidean"]}
+        runs = torchs(shapes) | ours(shapes) | by_torch | peers(shapes)
+        times = interleaved(runs, options.rounds(25, quick=5), inner=3 if len(shapes) < 200 else 30, warm_up=2)
         for name in runs:
             measured = {"ms": 1e3 * times[name].median, "interquartile": 1e3 * times[name].iqr}
             compared = {f"/ {to}": ratio(times, name, to) for to in ("SGD fused", "SGD foreach", "AdamW fused")}
             rows.append({"parameters": which, "optimizer": name, **measured, **compared})
     write(options, "step", rows, "The update alone, momentum 0.9 and weight decay; Euclidean and Diagonal are ours.")
+
+
+def both(loss: nn.Module, scores: Tensor, target: Tensor) -> Callable[[], None]:
+    """The value and its gradient."""
+
+    def run() -> None:
+        scores.grad = None
+        loss(scores, target).backward()
+
+    return run
+
+
+def criterion(options: Options) -> None:
+    rows, (first, *others) = [], LOSSES
+    for n, K in [(128, 10), (128, 1000), (4096, 100), (64, 100_000)]:
+        scores, target = torch.randn(n, K, requires_grad=True), torch.randint(K, (n,))
+        runs = {name: both(loss, scores, target) for name, loss in LOSSES.items()}
+        times = interleaved(runs, options.rounds(25, quick=5), inner=max(5, 300_000 // (n * K)), warm_up=1)
+        ratios = {f"{name} /": ratio(times, name, first) for name in others}
+        rows.append({"scores": f"[{n}, {K}]", f"{first}, µs": 1e6 * times[first].median, **ratios})
+    write(options, "criterion", rows, "Forward and backward; ratios to torch's CrossEntropyLoss.")

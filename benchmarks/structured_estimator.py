@@ -14,10 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from sklearn.metrics import accuracy_score
 
 from benchmarks.common import Options, write
 from experiments.structured import chunking, ocr
@@ -25,9 +22,11 @@ from proxsvm._extras import load
 from proxsvm.estimators import ChainCRFClassifier, ChainSVM
 
 Data = tuple[list[list[dict[str, float]]], list[list[str]]]
+Fitted = tuple[Callable[[Any], Any], Any, float, str]  # predicts; passes, the objective as ours has it, relative gap
 
 
 class Task(NamedTuple):
+    name: str
     train: Data
     test: Data
     judge: Callable[[Any, Any], float]
@@ -36,9 +35,9 @@ class Task(NamedTuple):
     crfsuite: dict[str, Any]
 
 
-def letters(folder: Path) -> Task:
+def letters(options: Options) -> Task:
     """Fold 0 trains, the others test; λ = 0.01 for the mean over the words."""
-    words, fold = ocr.load(folder / "letter.data")
+    words, fold = ocr.load(options.data / "letter.data")
 
     def convert(words: ocr.Words) -> Data:
         rows = [(x[:T].tolist(), y[:T].tolist()) for x, y, T in zip(words.x, *words.target, strict=True)]
@@ -46,34 +45,34 @@ def letters(folder: Path) -> Task:
         return X, [[chr(ord("a") + k) for k in y] for _, y in rows]
 
     def right(*labels: Any) -> float:
-        return float(accuracy_score(*(list(chain.from_iterable(each)) for each in labels)))
+        pairs = list(zip(*(chain.from_iterable(each) for each in labels), strict=True))
+        return sum(a == b for a, b in pairs) / len(pairs)
 
     same = {"feature.possible_states": 1, "feature.possible_transitions": 1}
-    train = convert(words[fold == 0])
-    return Task(train, convert(words[fold != 0]), right, 1 / (0.01 * len(train[0])), 1e-3, same)
+    train, test = convert(words[fold == 0]), convert(words[fold != 0])
+    return Task("OCR", train, test, right, 1 / (0.01 * len(train[0])), 1e-3, same)
 
 
-def chunks(folder: Path, limit: int | None) -> Task:
-    splits = [chunking.read(folder / "conll2000" / f"{name}.txt")[:limit] for name in ("train", "test")]
-    train, test = (([features(s) for s in split], [s.chunks for s in split]) for split in splits)
-    f1 = load("seqeval.metrics", extra="experiments").f1_score
-    return Task(train, test, f1, 0.5, 1e-2, {})
-
-
-def features(sentence: chunking.Sentence) -> list[dict[str, float]]:
+def chunks(options: Options) -> Task:
     """Words and POS tags at distances up to 2, bigrams of them, trigrams of tags: {"p0|p1=NN|VB": 1.0, ...}."""
-    padded = [["<2>", "<1>", *column, "</1>", "</2>"] for column in (sentence.words, sentence.pos)]
-    w, p = ([f"w{d}" for d in range(-2, 3)], [f"p{d}" for d in range(-2, 3)])
+    w, p = ([f"{kind}{d}" for d in range(-2, 3)] for kind in "wp")
     templates = [*([name] for name in w + p), w[1:3], w[2:4], *(p[d : d + m] for m in (2, 3) for d in range(6 - m))]
-    found = []
-    for t in range(len(sentence.words)):
-        own = dict(zip(w + p, padded[0][t : t + 5] + padded[1][t : t + 5], strict=True))
-        found.append({f"{'|'.join(names)}={'|'.join(own[k] for k in names)}": 1.0 for names in templates})
-    return [position | {"bias": 1.0} for position in found]
+
+    def features(sentence: chunking.Sentence) -> list[dict[str, float]]:
+        words, tags = (["<2>", "<1>", *column, "</1>", "</2>"] for column in (sentence.words, sentence.pos))
+        windows = [dict(zip(w + p, words[t : t + 5] + tags[t : t + 5], strict=True)) for t in range(len(words) - 4)]
+        named = [
+            {f"{'|'.join(names)}={'|'.join(own[k] for k in names)}": 1.0 for names in templates} for own in windows
+        ]
+        return [position | {"bias": 1.0} for position in named]
+
+    splits = [chunking.read(options.data / "conll2000" / f"{name}.txt") for name in ("train", "test")]
+    splits = [split[:500] for split in splits] if options.quick else splits
+    train, test = (([features(s) for s in split], [s.chunks for s in split]) for split in splits)
+    return Task("CoNLL", train, test, load("seqeval.metrics", extra="experiments").f1_score, 0.5, 1e-2, {})
 
 
-def crfsuite(task: Task) -> tuple[Callable[[Any], Any], Any, float, str]:
-    """The prediction, the number of passes, the objective as ours has it, and the relative gap."""
+def crfsuite(task: Task) -> Fitted:
     pycrfsuite = load("pycrfsuite", extra="peers")
     options = {"c1": 0, "c2": 0.5 / task.C, **task.crfsuite}
     trainer = pycrfsuite.Trainer(algorithm="lbfgs", params=options, verbose=False)
@@ -86,22 +85,21 @@ def crfsuite(task: Task) -> tuple[Callable[[Any], Any], Any, float, str]:
     return lambda X: list(map(tagger.tag, X)), last["num"], task.C * last["loss"], "not known"
 
 
-def ours(model: Any, task: Task) -> tuple[Callable[[Any], Any], Any, float, str]:
+def ours(model: Any, task: Task) -> Fitted:
     model.fit(*task.train)
     return model.predict, model.n_iter_, model.objective_, f"{model.dual_gap_ / model.objective_:.1e}"
 
 
 def main(options: Options) -> None:
-    for name, task in (("OCR", letters(options.data)), ("CoNLL", chunks(options.data, 500 if options.quick else None))):
+    for task in (letters(options), chunks(options)):
         models = ChainSVM(task.C, tol=task.tol), ChainCRFClassifier(task.C, tol=1e-3)
         runs = {type(m).__name__: partial(ours, m) for m in models} | {"CRFsuite": crfsuite}
         rows: list[dict[str, Any]] = []
         for method, run in runs.items():
-            run(task._replace(train=(task.train[0][:2], task.train[1][:2])))  # compiles
+            run(task._replace(train=(task.train[0][:2], task.train[1][:2])))  # loads the compiled loops
             began = time.process_time()
             predict, passes, objective, gap = run(task)
-            seconds = time.process_time() - began
+            row = {"method": method, "seconds": time.process_time() - began, "passes": passes}
             right = f"{100 * task.judge(task.test[1], predict(task.test[0])):.2f}"
-            row = {"method": method, "seconds": seconds, "passes": passes, "objective": f"{objective:.2f}"}
-            rows.append({**row, "relative gap": gap, "F1 or letters right, %": right})
-        write(options, f"structured_estimator_{name}", rows, __doc__ or "")
+            rows.append({**row, "objective": f"{objective:.2f}", "relative gap": gap, "F1 or letters right, %": right})
+        write(options, f"structured_estimator_{task.name}", rows, __doc__ or "")
