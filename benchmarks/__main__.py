@@ -1,7 +1,5 @@
 """Run the benchmarks: ``python -m benchmarks [names] [--quick]``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from pathlib import Path

@@ -5,8 +5,6 @@ the smallest of their ratios. MultiStepFW stops after 1000 steps. Each time incl
 not included. The goals were 100 times faster to 1e-2, and 10 times to 1e-4.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

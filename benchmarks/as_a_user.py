@@ -5,8 +5,6 @@ the median of 20. The search: seven C, five folds. Every measurement is a proces
 the libraries choose, and the compiled loops in numba's cache; some beside a process that is always busy.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -71,7 +69,7 @@ def search(jobs: int, name: str) -> dict[str, float]:
     return {f"GridSearchCV, n_jobs={jobs}, s": first, "the same again": again}
 
 
-def main(options: Options) -> None:
+def main(options: "Options") -> None:
     from benchmarks.common import in_processes, write
 
     os.environ.pop("OMP_NUM_THREADS", None)  # of the processes that it starts

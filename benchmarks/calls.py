@@ -1,7 +1,5 @@
 """How many of torch's operations a step is on an accelerator, where each of them launches a kernel; needs no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the benchmarks share: timing in turn, tables, runs that continue after an interruption, fresh processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -34,11 +32,7 @@ class Options:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    inner: int = 1,
-    warm_up: int = 0,
-    clock: Callable[[], float] = time.perf_counter,
+    runs: Mapping[str, Callable[[], Any]], rounds: int, inner: int = 1, warm_up: int = 0, clock: Any = time.perf_counter
 ) -> dict[str, Measurement]:
     """Seconds of each run (the mean of ``inner`` calls), measured in turn: noise of the machine meets all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -1,7 +1,5 @@
 """Benchmark this tree and another commit in turn: ``python -m benchmarks.compare step criterion --against HEAD~1``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -41,8 +39,7 @@ def run_in_turn(commit: str, names: list[str], rounds: int, out: Path, options: 
     trees = {"before": out / "tree", "after": Path.cwd()}
     subprocess.run(["git", "worktree", "add", "--detach", "--force", trees["before"], commit], check=True)
     try:
-        shutil.rmtree(trees["before"] / "benchmarks", ignore_errors=True)
-        shutil.copytree("benchmarks", trees["before"] / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree("benchmarks", trees["before"] / "benchmarks", dirs_exist_ok=True)
         for round in range(rounds):
             for label, tree in trees.items():
                 command = [sys.executable, "-m", "benchmarks", *names, "--out", out / label / str(round), *options]

@@ -10,15 +10,15 @@ ends with a fit that takes 5 s: –. One thread, no intercept, compilation not i
 --out until the table is complete: a run that was interrupted continues.
 """
 
-from __future__ import annotations
-
-import multiprocessing
 import resource
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,22 +107,13 @@ class Case(NamedTuple):
 
 
 def within_limit(fit: Callable[[], Any], limit: int) -> Any:
-    """The weights of a fit in a process of its own; None where it takes more than ``limit`` seconds of CPU time."""
-    here, there = multiprocessing.Pipe(duplex=False)
-
-    def work() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))  # the kernel ends it then
-        there.send(fit().coef_)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    there.close()
-    try:
-        return here.recv()
-    except EOFError:
-        return None
-    finally:
-        process.join()
+    """The weights of a fit in a process of its own; None where the kernel ended it after ``limit`` s of CPU time."""
+    limits = resource.RLIMIT_CPU, (limit, limit)
+    with ProcessPoolExecutor(1, get_context("fork"), resource.setrlimit, limits) as process:
+        try:
+            return process.submit(fit).result().coef_
+        except BrokenProcessPool:
+            return None
 
 
 def measure(case: Case, options: Options) -> dict[str, float]:

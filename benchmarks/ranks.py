@@ -7,8 +7,6 @@ JVM. C = 1, no intercept. The table ``ranks_model`` is a model of machines with 
 --data has it. What was measured is kept in --out until the table is complete.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
@@ -22,9 +20,8 @@ import numpy as np
 import torch.distributed as dist
 from pandas import DataFrame
 from scipy import sparse
+from sklearn import linear_model, svm
 from sklearn.datasets import dump_svmlight_file
-from sklearn.linear_model import LogisticRegression
-from sklearn.svm import LinearSVC
 
 from benchmarks.common import Options, in_processes, kept, write
 from benchmarks.linear import Case
@@ -32,14 +29,13 @@ from benchmarks.tables import snli, text_like
 from proxsvm.estimators import LinearSVM
 from proxsvm.solvers import BlockFW
 
-C, GAPS = 1.0, (1e-2, 1e-3)
-LIMIT = 100.0  # seconds of a fit of the others
+GAPS = (1e-2, 1e-3)
 NETWORKS = {"1 Gbit/s": (1.25e8, 1e-4), "10 Gbit/s": (1.25e9, 5e-5)}  # bytes per second, seconds of latency
-Fit = Callable[[int], np.ndarray]  # the weights [K, F] at one of four settings, the loosest first
+Fit = Callable[[int], Any]  # the weights [K, F] at one of four settings, the loosest first
 
 
 def stored(folder: str, loss: str) -> Case:
-    return Case("", sparse.load_npz(f"{folder}/X.npz"), np.load(f"{folder}/y.npy"), loss, C)
+    return Case("", sparse.load_npz(f"{folder}/X.npz"), np.load(f"{folder}/y.npy"), loss, C=1.0)
 
 
 def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
@@ -47,41 +43,47 @@ def on_rank(folder: str, loss: str, world: int, rank: int) -> dict[str, Any]:
     case = stored(folder, loss)
     X, y, classes = case.X[rank::world], case.y[rank::world], int(case.y.max()) + 1
     dist.init_process_group("gloo", f"file://{folder}/store-{world}", rank=rank, world_size=world)
-    options: dict[str, Any] = {"C": C, "loss": loss, "fit_intercept": False, "process_group": "default"}
+    options: dict[str, Any] = {"C": case.C, "loss": loss, "fit_intercept": False, "process_group": "default"}
     LinearSVM(tol=0.5, **options).fit(X[:100], np.arange(100) % classes)  # loads the compiled loops
     trace: list[Any] = []
     began, busy = time.perf_counter(), time.process_time()
     model = LinearSVM(tol=min(GAPS), solver=BlockFW(callback=trace.append), **options).fit(X, y)
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     dist.destroy_process_group()
-    found: dict[str, Any] = {
-        "bytes of a round": (1 if loss == "hinge" else classes) * X.shape[1] * X.dtype.itemsize + 24
+    size = (1 if loss == "hinge" else classes) * X.shape[1] * X.dtype.itemsize + 24
+    found = {
+        "ranks": world,
+        "objective": model.objective_,
+        "CPU time of a round": busy / len(trace),
+        "bytes of a round": size,
     }
     for gap in GAPS:
         first = next((t for t in trace if t.gap <= gap * t.primal), trace[-1])
         found[f"rounds to {gap:g}"] = first.step + 1
         found[f"seconds to {gap:g}"] = first.seconds + seconds - trace[-1].seconds  # with the validation of the data
-    return found | {"objective": model.objective_, "CPU time of a round": busy / len(trace)}
+    return found
 
 
 def scikit(case: Case, _: str) -> Fit:
-    given = {"C": C, "fit_intercept": False, "max_iter": 1000}
-    kind = partial(LinearSVC, loss="hinge") if case.loss == "hinge" else partial(LogisticRegression, solver="saga")
-    return lambda setting: kind(tol=10.0**-setting, **given).fit(case.X, case.y).coef_
+    given = {"C": case.C, "fit_intercept": False, "max_iter": 1000}
+    hinge, saga = partial(svm.LinearSVC, loss="hinge"), partial(linear_model.LogisticRegression, solver="saga")
+    make = hinge if case.loss == "hinge" else saga
+    return lambda setting: make(tol=10.0**-setting, **given).fit(case.X, case.y).coef_
 
 
 def multicore(case: Case, _: str) -> Fit:
+    """Two threads; it has no multinomial logistic regression."""
     from liblinear.liblinearutil import train
 
-    def fit(setting: int) -> np.ndarray:
-        model = train(2 * case.y - 1.0, case.X, f"-s 3 -m 2 -q -c {C} -e {10.0**-setting}")
-        return np.array(model.get_labels()[0] * np.array(model.w[: case.X.shape[1]])[None])
+    def fit(setting: int) -> Any:
+        model = train(2 * case.y - 1.0, case.X, f"-s 3 -m 2 -q -c {case.C} -e {10.0**-setting}")
+        return model.get_labels()[0] * np.array(model.w[: case.X.shape[1]])[None]
 
     return fit
 
 
 def spark(case: Case, folder: str) -> Fit:
-    """MLlib minimises the mean loss + ½ λ ‖w‖², so λ = 1/(C n)."""
+    """MLlib, local[2]; it minimises the mean loss + ½ λ ‖w‖², so λ = 1/(C n)."""
     from pyspark.ml.classification import LinearSVC, LogisticRegression
     from pyspark.sql import SparkSession
 
@@ -90,30 +92,15 @@ def spark(case: Case, folder: str) -> Fit:
     frame = session.read.format("libsvm").option("numFeatures", case.X.shape[1]).load(f"{folder}/rows.svm")
     frame = frame.repartition(2).cache()
     frame.count()
-    given = {"tol": 0.0, "regParam": 1 / (C * len(case.y)), "fitIntercept": False, "standardization": False}
+    given = {"tol": 0.0, "regParam": 1 / (case.C * len(case.y)), "fitIntercept": False, "standardization": False}
 
-    def fit(setting: int) -> np.ndarray:
-        steps = [10, 30, 100, 300][setting - 1]
+    def fit(setting: int) -> Any:
+        steps = {"maxIter": [10, 30, 100, 300][setting - 1]}
         if case.loss == "hinge":
-            return np.array(LinearSVC(maxIter=steps, **given).fit(frame).coefficients.toArray()[None])
-        model = LogisticRegression(maxIter=steps, family="multinomial", **given).fit(frame)
-        return np.array(model.coefficientMatrix.toArray())
+            return LinearSVC(**steps, **given).fit(frame).coefficients.toArray()[None]
+        return LogisticRegression(family="multinomial", **steps, **given).fit(frame).coefficientMatrix.toArray()
 
     return fit
-
-
-OTHERS = {  # name → solver, and the module that it needs
-    "liblinear": (scikit, "sklearn"),
-    "saga": (scikit, "sklearn"),
-    "liblinear-multicore, 2 threads": (multicore, "liblinear"),
-    "Spark MLlib, local[2]": (spark, "pyspark"),
-}
-
-
-def installed(loss: str) -> dict[str, Callable[[Case, str], Fit]]:
-    """The solvers of a loss."""
-    lacks = "saga" if loss == "hinge" else "liblinear"  # neither liblinear has a multinomial logistic regression
-    return {k: solver for k, (solver, module) in OTHERS.items() if not k.startswith(lacks) and find_spec(module)}
 
 
 def seconds_to(solver: Callable[[Case, str], Fit], folder: str, loss: str, best: float) -> dict[str, float]:
@@ -125,7 +112,7 @@ def seconds_to(solver: Callable[[Case, str], Fit], folder: str, loss: str, best:
         W = fit(setting)
         seconds, above = time.perf_counter() - began, case.objective(W) / best - 1
         found = {f"seconds to {gap:g}": seconds for gap in GAPS if above <= gap} | found
-        if above <= min(GAPS) or seconds > LIMIT:
+        if above <= min(GAPS) or seconds > 100:
             break
     return found
 
@@ -135,33 +122,30 @@ def main(options: Options) -> None:
     n, ranks = (20_000, (1, 2)) if options.quick else (1_000_000, (1, 2, 4))
     sets = {f"text-like (synthetic), {n:,} rows": text_like(n, words=30, classes=5)}
     if (options.data / "snli_1.0").exists():
-        sets["SNLI"] = snli(options, n // 10 if options.quick else 10_000)
-    parts, ours, others = options.out / f"ranks_parts_{n}.json", [], []
-    for title, loss in product(sets, ("hinge", "log_loss")):
-        (X, y), case = sets[title], {"data": title, "loss": loss}
+        sets["SNLI"] = snli(options, 2000 if options.quick else 10_000)
+    others = {"hinge": [scikit, multicore, spark], "log_loss": [scikit, spark]}
+    missing = [f.__name__ for f, module in ((multicore, "liblinear"), (spark, "pyspark")) if find_spec(module) is None]
+    parts, rows = options.out / f"ranks_parts_{n}.json", []
+    for (title, (X, y)), loss in product(sets.items(), others):
         with tempfile.TemporaryDirectory() as folder:
             sparse.save_npz(f"{folder}/X.npz", X, compressed=False)
             np.save(f"{folder}/y.npy", (y == 0).astype(np.int64) if loss == "hinge" else y)  # two classes
 
-            def run(name: str, work: Any, each: Any, key: str = f"{title}|{loss}") -> dict[str, Any]:
-                found: dict[str, Any] = kept(parts, f"{key}|{name}", lambda: in_processes(work, each)[0])
+            def run(name: str, work: Any, each: Any, case: tuple[str, str] = (title, loss)) -> Any:
+                found = kept(parts, "|".join((*case, name)), lambda: in_processes(work, each)[0])
+                rows.append({"data": case[0], "loss": case[1], "solver": name, **found})
                 return found
 
-            for R in ranks:
-                found = run(f"LinearSVM, {R}", partial(on_rank, folder, loss, R), range(R))
-                ours.append({**case, "solver": f"LinearSVM, {R} ranks", "ranks": R, **found})
-            best = min(row["objective"] for row in ours[-len(ranks) :])
-            for name, solver in installed(loss).items():
-                others.append({**case, "solver": name, **run(name, partial(seconds_to, solver, folder, loss), [best])})
-    frame = DataFrame(ours)
-    columns = ["data", "loss", "solver", "bytes of a round", *(c for c in frame if " to " in c)]
-    rows = DataFrame([*ours, *others])[columns].sort_values(["data", "loss"], kind="stable")
-    missing = [name for name, (_, module) in OTHERS.items() if find_spec(module) is None]
+            ours = [run(f"LinearSVM, ranks: {R}", partial(on_rank, folder, loss, R), range(R)) for R in ranks]
+            best = min(found["objective"] for found in ours)
+            for solver in (solver for solver in others[loss] if solver.__name__ not in missing):
+                run(solver.__name__, partial(seconds_to, solver, folder, loss), [best])
+    frame = DataFrame(rows)
     note = f"Not installed (the extra cluster), and so left out: {', '.join(missing)}." if missing else ""
-    write(options, "ranks", rows, f"{__doc__}\n{note}")
-    model = frame[["data", "loss", "ranks", "rounds to 0.001", "CPU time of a round"]].copy()
+    write(options, "ranks", frame.drop(columns=["objective", "ranks", "CPU time of a round"]), f"{__doc__}\n{note}")
+    model, R = frame.dropna().drop(columns=["objective", "solver"]), frame.ranks
     for network, (bandwidth, latency) in NETWORKS.items():
-        ring = 2 * (1 - 1 / frame.ranks) * frame["bytes of a round"] / bandwidth + 2 * (frame.ranks - 1) * latency
-        model[network] = model["rounds to 0.001"] * (model["CPU time of a round"] + ring)
+        ring = 2 * (1 - 1 / R) * frame["bytes of a round"] / bandwidth + 2 * (R - 1) * latency
+        model[network] = frame["rounds to 0.001"] * (frame["CPU time of a round"] + ring)
     write(options, "ranks_model", model, "Seconds to 1e-3: rounds × (CPU time of a round + a ring all-reduce).")
     parts.unlink()

@@ -1,8 +1,7 @@
 """What ``step()`` alone costs, on the tensors of a WRN-40-4 and on 200 small tensors; and what the criterion costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +20,6 @@ Steps = dict[str, Callable[[], Any]]
 LISTS: dict[str, Shapes] = {
     "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
     "200 small tensors (109 k)": [(64,)] * 100 + [(32, 32)] * 100,
-}
-LOSSES: dict[str, nn.Module] = {
-    "CrossEntropyLoss": nn.CrossEntropyLoss(),
-    "MultiMarginLoss": nn.MultiMarginLoss(),
-    "CrossEntropy()": CrossEntropy(),
-    "MultiClassHinge()": MultiClassHinge(),
-    "MultiClassHinge(smooth=True)": MultiClassHinge(smooth=True),
 }
 PLAIN: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
@@ -59,7 +51,6 @@ def ours(shapes: Shapes, fused: bool | None = None) -> Steps:
 
 
 def torchs(shapes: Shapes) -> Steps:
-    """A step of torch's optimizers."""
     return {
         f"{kind.__name__} {how}": kind(parameters(shapes), **given, **{how: True}).step
         for kind, given in ((torch.optim.SGD, {**PLAIN, "nesterov": True}), (torch.optim.AdamW, {"lr": 1e-3}))
@@ -68,7 +59,6 @@ def torchs(shapes: Shapes) -> Steps:
 
 
 def peers(shapes: Shapes) -> Steps:
-    """A step of the packages of the extra ``peers``."""
     value = torch.tensor(0.01)
     momo = load("momo", extra="peers").Momo(parameters(shapes), lr=0.1, weight_decay=1e-4)
     # The gradients never change: with a larger growth rate d would explode.
@@ -91,22 +81,31 @@ def main(options: Options) -> None:
     write(options, "step", rows, "The update alone, momentum 0.9 and weight decay; Euclidean and Diagonal are ours.")
 
 
-def both(loss: nn.Module, scores: Tensor, target: Tensor) -> Callable[[], None]:
-    """The value and its gradient."""
-
-    def run() -> None:
-        scores.grad = None
-        loss(scores, target).backward()
-
-    return run
-
-
 def criterion(options: Options) -> None:
-    rows, (first, *others) = [], LOSSES
+    losses = [
+        nn.CrossEntropyLoss(),
+        nn.MultiMarginLoss(),
+        CrossEntropy(),
+        MultiClassHinge(),
+        MultiClassHinge(smooth=True),
+    ]
+    names = [
+        "CrossEntropyLoss",
+        "MultiMarginLoss",
+        "CrossEntropy()",
+        "MultiClassHinge()",
+        "MultiClassHinge(smooth=True)",
+    ]
+    rows = []
     for n, K in [(128, 10), (128, 1000), (4096, 100), (64, 100_000)]:
         scores, target = torch.randn(n, K, requires_grad=True), torch.randint(K, (n,))
-        runs = {name: both(loss, scores, target) for name, loss in LOSSES.items()}
+
+        def both(loss: nn.Module, scores: Tensor = scores, target: Tensor = target) -> None:
+            scores.grad = None
+            loss(scores, target).backward()
+
+        runs = {name: partial(both, loss) for name, loss in zip(names, losses, strict=True)}
         times = interleaved(runs, options.rounds(25, quick=5), inner=max(5, 300_000 // (n * K)), warm_up=1)
-        ratios = {f"{name} /": ratio(times, name, first) for name in others}
-        rows.append({"scores": f"[{n}, {K}]", f"{first}, µs": 1e6 * times[first].median, **ratios})
+        ratios = {f"{name} /": ratio(times, name, names[0]) for name in names[1:]}
+        rows.append({"scores": f"[{n}, {K}]", f"{names[0]}, µs": 1e6 * times[names[0]].median, **ratios})
     write(options, "criterion", rows, "Forward and backward; ratios to torch's CrossEntropyLoss.")

@@ -1,7 +1,5 @@
 """The data of the linear models: small tables of every kind, and large sets, most of them sparse; title → X and y."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

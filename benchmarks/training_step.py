@@ -3,8 +3,6 @@
 ``training_step`` compares optimizers, ``metric_cost`` our metrics with the peers that precondition: SOAP and Muon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -63,7 +61,6 @@ def torchs(kind: Any, average: bool = False, **given: Any) -> Make:
 
 
 def ours(criterion: Any, **given: Any) -> Make:
-    """SingleStepFW."""
     return lambda model: (criterion, ProxOptimizer(criterion, SingleStepFW(), model.parameters(), **given))
 
 
@@ -96,15 +93,15 @@ def compare(options: Options, name: str, makes: dict[str, Make], note: str) -> N
 
 
 def main(options: Options) -> None:
-    plain: dict[str, Any] = {"weight_decay": 1e-4, "memory": 0.0, "average": None, "momentum": 0.9}
     sgd: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
+    plain = {**sgd, "weight_decay": 1e-4, "memory": 0.0, "average": None}
     diagonal = {**plain, "lr": 1e-3, "metric": Diagonal(), "average": AVERAGE}
     makes: dict[str, Make] = {
         "AdamW fused": torchs(torch.optim.AdamW, fused=True),
         "Diagonal, momentum, average": ours(CrossEntropy(), **diagonal),
         "SGD foreach": torchs(torch.optim.SGD, nesterov=True, foreach=True, **sgd),
         "SGD fused": torchs(torch.optim.SGD, nesterov=True, fused=True, **sgd),
-        "Euclidean, smoothed hinge": ours(MultiClassHinge(smooth=True), **plain, metric=Euclidean(), lr=0.01),
+        "Euclidean, smoothed hinge": ours(MultiClassHinge(smooth=True), **plain, metric=Euclidean()),
     }
     compare(options, "training_step", makes, "Diagonal and Euclidean are ours.")
 
@@ -114,12 +111,7 @@ def muon(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     given = list(params)
     matrices = torch.optim.Muon([p for p in given if p.dim() == 2], lr=1e-3)
     rest = torch.optim.AdamW([p for p in given if p.dim() != 2], lr=1e-3, fused=True)
-
-    def after(*_: Any) -> None:
-        matrices.step()
-        matrices.zero_grad()
-
-    rest.register_step_post_hook(after)
+    rest.register_step_post_hook(lambda *_: (matrices.step(), matrices.zero_grad()))
     return rest
 
 
