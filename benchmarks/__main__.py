@@ -8,14 +8,11 @@ import torch
 
 from benchmarks.common import Options
 
-WHERE = {  # name → file and function; imported one by one, so that an old commit need not know all that others import
-    **{name: f"{name}:main" for name in ("step", "training_step", "calls", "structures")},
-    **{name: f"{name}:main" for name in ("structured_estimator", "against_exact_qp", "as_a_user", "ranks")},
-    **{name: f"linear:{name}" for name in ("against_liblinear", "against_logistic", "which_estimator")},
-    "criterion": "step:criterion",
-    "metric_cost": "training_step:metric_cost",
+FILES = {  # imported one by one, so that an old commit need not know all that the others import
+    **dict.fromkeys(("step", "criterion", "training_step", "metric_cost"), "step"),
+    **dict.fromkeys(("against_liblinear", "against_logistic", "which_estimator"), "linear"),
 }
-NAMES = tuple(WHERE)
+NAMES = (*FILES, "calls", "structures", "structured_estimator", "against_exact_qp", "as_a_user", "ranks")
 
 
 def main() -> None:
@@ -27,14 +24,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=None, help="rounds of interleaved timings")
     args = parser.parse_args()
-    unknown = set(args.names) - set(NAMES)
-    if unknown:
+    if unknown := set(args.names) - set(NAMES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     torch.set_num_threads(args.threads)
     options = Options(args.quick, args.out, args.repeats, args.data)
     for name in args.names or NAMES:
-        file, function = WHERE[name].split(":")
-        getattr(importlib.import_module(f"benchmarks.{file}"), function)(options)
+        file = importlib.import_module(f"benchmarks.{FILES.get(name, name)}")
+        getattr(file, name if name in FILES else "main")(options)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common import Options, write
-from benchmarks.step import Shapes, Steps, ours, peers, torchs
-
-SIZES = (10, 200)
 
 
 class Calls(TorchDispatchMode):
@@ -50,15 +47,15 @@ def count(step: Callable[[], Any]) -> Calls:
     return calls
 
 
-def steps(shapes: Shapes) -> Steps:
-    """Those that have a path for accelerators."""
-    return ours(shapes, fused=False) | {"SGD foreach": torchs(shapes)["SGD foreach"]} | peers(shapes)
-
-
 def main(options: Options) -> None:
-    found = {n: {name: count(step) for name, step in steps([(8, 8), (8,)] * (n // 2)).items()} for n in SIZES}
-    rows = [
-        {"optimizer": name, **{f"{n} tensors": len(found[n][name].names) for n in SIZES}, "waits": len(calls.waits)}
-        for name, calls in found[SIZES[-1]].items()
-    ]
+    from benchmarks.step import OURS, TORCHS, peers, update
+
+    makes = {name: make(fused=False) for name, make in OURS.items()}
+    makes |= {"SGD foreach": TORCHS["SGD foreach"]} | peers()
+    rows = []
+    for name, make in makes.items():
+        few, many = (count(update(make, [(8, 8), (8,)] * n)) for n in (5, 100))
+        rows.append(
+            {"optimizer": name, "10 tensors": len(few.names), "200 tensors": len(many.names), "waits": len(many.waits)}
+        )
     write(options, "calls", rows, "Operations of a step, scalars included; waits for the device with 200 tensors.")
