@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m benchmarks [names] [--quick]``."""
+"""Run the benchmarks: ``python -m benchmarks [names] [--quick] [--against COMMIT]``."""
 
 import argparse
 import importlib
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import Options
+from benchmarks.common import Options, table
+from benchmarks.compare import run_in_turn
 
 FILES = {  # imported one by one, so that an old commit need not know all that the others import
     **dict.fromkeys(("step", "criterion", "training_step", "metric_cost"), "step"),
@@ -22,10 +23,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="the folder for tables and pictures")
     parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with the data sets")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; 1 is the least noisy")
-    parser.add_argument("--repeats", type=int, default=None, help="rounds of interleaved timings")
+    parser.add_argument("--repeats", type=int, default=0, help="rounds of interleaved timings")
+    parser.add_argument("--against", metavar="COMMIT", help="this tree and that commit in turn, three times")
     args = parser.parse_args()
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if args.against:
+        given = [f"--data={args.data.resolve()}", f"--threads={args.threads}", f"--repeats={args.repeats}"]
+        given += ["--quick"] if args.quick else []
+        print(table(run_in_turn(args.against, 3, args.out / "compare", [*args.names, *given])))
+        return
     torch.set_num_threads(args.threads)
     options = Options(args.quick, args.out, args.repeats, args.data)
     for name in args.names or NAMES:

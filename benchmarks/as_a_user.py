@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from benchmarks.common import Options  # which imports torch
 
-MODELS = {"LinearSVM": ("proxsvm.estimators", {}), "LinearSVC": ("sklearn.svm", {"multi_class": "crammer_singer"})}
+MODELS = ("ours", "liblinear")
 
 
 def model(name: str) -> Any:
-    module, given = MODELS[name]
-    return getattr(importlib.import_module(module), name)(**given)
+    if name == "ours":
+        return importlib.import_module("proxsvm.estimators").LinearSVM()
+    return importlib.import_module("sklearn.svm").LinearSVC(multi_class="crammer_singer")
 
 
 def digits() -> tuple[Any, Any]:
@@ -36,7 +38,7 @@ def digits() -> tuple[Any, Any]:
 def begin(name: str) -> dict[str, float]:
     """The import and its memory, and the first fit."""
     began = time.perf_counter()
-    if name == "LinearSVM":
+    if name == "ours":
         import torch  # noqa: F401
     torch_s = time.perf_counter() - began
     made = model(name)
@@ -52,9 +54,9 @@ def fits(C: float, name: str) -> dict[str, float]:
     from benchmarks.common import interleaved
     from benchmarks.linear import Case
 
-    case, who = Case("digits", *digits(), "crammer_singer", C), "ours" if name == "LinearSVM" else "liblinear"
-    tol: Any = case.loosest(who, case.fit("ours", 1e-6).objective_)
-    times = interleaved({name: partial(case.fit, who, tol)}, rounds=20)
+    case = Case("digits", *digits(), "crammer_singer", C)
+    tol: Any = case.loosest(name, case.fit("ours", 1e-6).objective_)
+    times = interleaved({name: partial(case.fit, name, tol)}, rounds=20)
     return {f"a fit, C={C}, ms": 1e3 * times[name].median}
 
 
@@ -74,22 +76,18 @@ def main(options: "Options") -> None:
 
     os.environ.pop("OMP_NUM_THREADS", None)  # of the processes that it starts
     os.environ["PYTHONWARNINGS"] = "ignore"
-    rows: list[dict[str, Any]] = []
-
-    def measure(work: Any, busy: str, times: int = 1) -> None:
-        found = {name: [in_processes(work, [name])[0] for _ in range(times)] for name in MODELS}
-        for what in found["LinearSVM"][0]:
-            row = {"what": what, "beside a busy process": busy}
-            rows.append(row | {name: median(each[what] for each in found[name]) for name in MODELS})
-
-    in_processes(begin, ["LinearSVM"])  # fills numba's cache
-    measure(begin, "no", times=1 if options.quick else 3)
+    in_processes(begin, ["ours"])  # fills numba's cache
     works = [partial(fits, 0.1), partial(fits, 1.0), partial(search, 1), partial(search, 2)]
-    for work in works[:1] if options.quick else works:
-        measure(work, "no")
-        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+    works = works[:1] if options.quick else works
+    rows: list[dict[str, Any]] = []
+    for work, beside in [(begin, "nothing"), *product(works, ("nothing", "a busy process"))]:
+        times = 3 if work is begin and not options.quick else 1
+        with subprocess.Popen([sys.executable, "-c", "while True: pass" if beside != "nothing" else ""]) as process:
             try:
-                measure(work, "yes")
+                found = {name: [in_processes(work, [name])[0] for _ in range(times)] for name in MODELS}
             finally:
-                busy.kill()
+                process.kill()
+        for what in found["ours"][0]:
+            medians = {name: median(each[what] for each in found[name]) for name in MODELS}
+            rows.append({"what": what, "beside": beside, **medians})
     write(options, "as_a_user", rows, __doc__ or "")

@@ -6,17 +6,11 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common import Options, write
+from benchmarks.step import OURS, TORCHS, peers, update
 
 
 class Calls(TorchDispatchMode):
-    """The operations that launch a kernel, and those that wait for the device.
-
-    >>> import torch
-    >>> with Calls() as calls:
-    ...     _ = float(torch.ones(2).view(2, 1).sum())
-    >>> calls.names, calls.waits
-    (['ones', 'sum'], ['_local_scalar_dense'])
-    """
+    """The operations that launch a kernel, and those that wait for the device."""
 
     WAITS = frozenset({"_local_scalar_dense", "equal", "nonzero", "is_nonzero"})
     FREE = frozenset(  # views, and memory that is not written
@@ -48,8 +42,6 @@ def count(step: Callable[[], Any]) -> Calls:
 
 
 def main(options: Options) -> None:
-    from benchmarks.step import OURS, TORCHS, peers, update
-
     makes = {name: make(fused=False) for name, make in OURS.items()}
     makes |= {"SGD foreach": TORCHS["SGD foreach"]} | peers()
     rows = []

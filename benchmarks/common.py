@@ -23,7 +23,7 @@ class Options:
 
     quick: bool = False
     out: Path = Path("out/bench")
-    repeats: int | None = None
+    repeats: int = 0
     data: Path = Path("data")
 
     def rounds(self, full: int, quick: int) -> int:
@@ -51,33 +51,20 @@ def ratio(times: Mapping[str, Measurement], name: str, reference: str) -> float:
     return statistics.median(a / b for a, b in zip(times[name].times, times[reference].times, strict=True))
 
 
-def machine() -> str:
-    """What the numbers were measured on."""
-    chip = platform.processor() or platform.machine()
-    return f"{chip}, {os.cpu_count()} cores, torch {torch.__version__}, threads: {torch.get_num_threads()}"
-
-
 def write(options: Options, name: str, rows: Iterable[Mapping[str, Any]] | DataFrame, note: str = "") -> None:
     """Print ``rows`` as a Markdown table and keep them as ``name.md`` and ``name.json``."""
     options.out.mkdir(parents=True, exist_ok=True)
-    frame = DataFrame(rows)
-    text = f"## {name}\n\n{note}\n\n{table(frame)}\n\n({machine()})\n"
+    frame, chip = DataFrame(rows), platform.processor() or platform.machine()
+    machine = f"{chip}, {os.cpu_count()} cores, torch {torch.__version__}, threads: {torch.get_num_threads()}"
+    text = f"## {name}\n\n{note}\n\n{table(frame)}\n\n({machine})\n"
     print(text)
     (options.out / f"{name}.md").write_text(text)
-    kept = {"note": note, "machine": machine(), "rows": frame.to_dict("records")}
+    kept = {"note": note, "machine": machine, "rows": frame.to_dict("records")}
     (options.out / f"{name}.json").write_text(json.dumps(kept, indent=1))
 
 
 def table(frame: DataFrame) -> str:
-    """A Markdown table: three digits, whole numbers from 1,000 on, – where there is none."""
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.map(text).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return "–" if value != value else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(frame.to_markdown(index=False, floatfmt=".3g", missingval="–"))
 
 
 def kept(file: Path, key: str, work: Callable[[], Any]) -> Any:

@@ -24,8 +24,7 @@ from sklearn import linear_model, svm
 from sklearn.datasets import dump_svmlight_file
 
 from benchmarks.common import Options, in_processes, kept, write
-from benchmarks.linear import Case
-from benchmarks.tables import snli, text_like
+from benchmarks.linear import Case, snli, text_like
 from proxsvm.estimators import LinearSVM
 from proxsvm.solvers import BlockFW
 

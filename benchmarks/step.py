@@ -23,6 +23,7 @@ from proxsvm.losses import CrossEntropy, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import SingleStepFW
 
+Network = tuple[Callable[[], nn.Module], tuple[Tensor, ...], Tensor]  # how to build it, its inputs, the targets
 AVERAGE = 0.995
 PLAIN: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 UNSET: dict[str, Any] = {"lr": "auto", "memory": 0.9, "average": AVERAGE, "momentum": 0.0, "weight_decay": 0.0}
@@ -35,7 +36,6 @@ TORCHS = {
 
 
 def ours(metric: Any, criterion: Any = None, **given: Any) -> Callable[[Any], ProxOptimizer]:
-    """SingleStepFW, of parameters."""
     given = {**PLAIN, "memory": 0.0, "average": None, "metric": metric, **given}
     return lambda params: ProxOptimizer(criterion or CrossEntropy(), SingleStepFW(), params, **given)
 
@@ -49,8 +49,6 @@ OURS = {
 
 
 def peers() -> dict[str, Callable[[Any], Any]]:
-    """The packages of the extra ``peers``."""
-
     def schedule_free(params: Any) -> Any:
         optimizer = load("schedulefree", extra="peers").SGDScheduleFree(params, lr=0.1, weight_decay=1e-4)
         optimizer.train()
@@ -64,10 +62,10 @@ def peers() -> dict[str, Callable[[Any], Any]]:
 
 def update(make: Callable[[Any], Any], shapes: Iterable[tuple[int, ...]]) -> Callable[[], Any]:
     """A step on seeded parameters with gradients."""
-    generator = torch.Generator().manual_seed(0)
-    params = [nn.Parameter(torch.randn(shape, generator=generator) / 20) for shape in shapes]
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape) / 20) for shape in shapes]
     for p in params:
-        p.grad = torch.randn(p.shape, generator=generator) / 100
+        p.grad = torch.randn(p.shape) / 100
     optimizer, value = make(params), torch.tensor(0.01)
     return partial(optimizer.step, **({"loss": value} if type(optimizer).__name__ in ("ProxOptimizer", "Momo") else {}))
 
@@ -91,21 +89,14 @@ def step(options: Options) -> None:
 
 
 def criterion(options: Options) -> None:
-    losses = [
-        nn.CrossEntropyLoss(),
-        nn.MultiMarginLoss(),
-        CrossEntropy(),
-        MultiClassHinge(),
-        MultiClassHinge(smooth=True),
-    ]
-    names = [
-        "CrossEntropyLoss",
-        "MultiMarginLoss",
-        "CrossEntropy()",
-        "MultiClassHinge()",
-        "MultiClassHinge(smooth=True)",
-    ]
-    rows = []
+    losses: dict[str, nn.Module] = {
+        "CrossEntropyLoss": nn.CrossEntropyLoss(),
+        "MultiMarginLoss": nn.MultiMarginLoss(),
+        "CrossEntropy()": CrossEntropy(),
+        "MultiClassHinge()": MultiClassHinge(),
+        "MultiClassHinge(smooth=True)": MultiClassHinge(smooth=True),
+    }
+    rows, (first, *others) = [], losses
     for n, K in [(128, 10), (128, 1000), (4096, 100), (64, 100_000)]:
         scores, target = torch.randn(n, K, requires_grad=True), torch.randint(K, (n,))
 
@@ -113,14 +104,11 @@ def criterion(options: Options) -> None:
             scores.grad = None
             loss(scores, target).backward()
 
-        runs = {name: partial(both, loss) for name, loss in zip(names, losses, strict=True)}
+        runs = {name: partial(both, loss) for name, loss in losses.items()}
         times = interleaved(runs, options.rounds(25, quick=5), inner=max(5, 300_000 // (n * K)), warm_up=1)
-        ratios = {f"{name} /": ratio(times, name, names[0]) for name in names[1:]}
-        rows.append({"scores": f"[{n}, {K}]", f"{names[0]}, µs": 1e6 * times[names[0]].median, **ratios})
+        ratios = {f"{name} /": ratio(times, name, first) for name in others}
+        rows.append({"scores": f"[{n}, {K}]", f"{first}, µs": 1e6 * times[first].median, **ratios})
     write(options, "criterion", rows, "Forward and backward; ratios to torch's CrossEntropyLoss.")
-
-
-Network = tuple[Callable[[], nn.Module], tuple[Tensor, ...], Tensor]  # how to build it, its inputs, the targets
 
 
 def networks(n: int) -> dict[str, Network]:
@@ -129,16 +117,14 @@ def networks(n: int) -> dict[str, Network]:
     images, classes, lengths = (torch.randn(n, 3, 32, 32),), torch.randint(10, (n,)), torch.randint(5, 20, (n,))
     pairs = (torch.randn(n, 20, 100), lengths, torch.randn(n, 20, 100), lengths)
     rows, labels, text = (torch.randn(128, 512),), torch.randint(10, (128,)), torch.randint(96, (16, 65))
+    text, following = text[:, :-1], text[:, 1:].flatten()
 
     def mlp() -> nn.Module:
         return nn.Sequential(*(f for _ in range(4) for f in (nn.Linear(512, 512), nn.ReLU())), nn.Linear(512, 10))
 
-    def gpt() -> nn.Module:
-        return nn.Sequential(GPT(2, 4, 128, 64), nn.Flatten(0, 1))
-
     return {
         "MLP 4 × 512, batch 128": (mlp, rows, labels),
-        "GPT, 2 layers of 128": (gpt, (text[:, :-1],), text[:, 1:].flatten()),
+        "GPT, 2 layers of 128": (lambda: nn.Sequential(GPT(2, 4, 128, 64), nn.Flatten(0, 1)), (text,), following),
         "WRN-10-1": (lambda: WideResNet(10, 1), images, classes),
         "WRN-16-4": (lambda: WideResNet(16, 4), images, classes),
         "DenseNet-22, growth 12": (lambda: DenseNet(22, 12), images, classes),
@@ -167,13 +153,10 @@ def whole(network: Network, make: Callable[[Any], Any], average: bool = False) -
 
 def compare(options: Options, name: str, makes: dict[str, Callable[[Any], Any]]) -> None:
     """A row for each network: milliseconds of AdamW with torch's average, and the ratio of every other one to it."""
-    rows, first = [], "AdamW fused, average"
+    rows, first, averaged = [], "AdamW fused, average", ("AdamW fused, average", "SOAP, average", "Muon, average")
     makes = {first: TORCHS["AdamW fused"], **makes}
     for title, network in networks(16 if options.quick else 64).items():
-        runs = {
-            kind: whole(network, make, kind in (first, "SOAP, average", "Muon, average"))
-            for kind, make in makes.items()
-        }
+        runs = {kind: whole(network, make, kind in averaged) for kind, make in makes.items()}
         times = interleaved(runs, options.rounds(15, quick=3), 10 if title[:3] in ("MLP", "GPT") else 1, warm_up=2)
         ratios = {f"{kind} /": ratio(times, kind, first) for kind in makes if kind != first}
         rows.append({"network": title, f"{first}, ms": 1e3 * times[first].median, **ratios})

@@ -1,7 +1,5 @@
 """ChainSVM and ChainCRFClassifier beside CRFsuite (python-crfsuite): OCR letters (small), and CoNLL-2000 chunking.
 
-    python -m benchmarks structured_estimator --data DIR
-
 CRFsuite: "lbfgs", c1 = 0, c2 = 1/(2C), its own stopping rule. On OCR feature.possible_states and possible_transitions
 make its objective ours; on CoNLL it has its default, the pairs of a feature and a label that the training data have.
 Seconds: CPU time of one thread for the training, the conversion of the dicts included, compilation not.
@@ -12,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from sklearn.metrics import accuracy_score
 
@@ -22,17 +20,8 @@ from proxsvm._extras import load
 from proxsvm.estimators import ChainCRFClassifier, ChainSVM
 
 Data = tuple[list[list[dict[str, float]]], list[list[str]]]
+Task = tuple[Any, ...]  # name, training and test set, what judges labels, C, tolerance of the SVM, options of CRFsuite
 Fitted = tuple[Callable[[Any], Any], Any, float, str]  # predicts; passes, the objective as ours has it, relative gap
-
-
-class Task(NamedTuple):
-    name: str
-    train: Data
-    test: Data
-    judge: Callable[[Any, Any], float]
-    C: float
-    tol: float  # of the SVM
-    crfsuite: dict[str, Any]
 
 
 def letters(options: Options) -> Task:
@@ -49,7 +38,7 @@ def letters(options: Options) -> Task:
 
     same = {"feature.possible_states": 1, "feature.possible_transitions": 1}
     train, test = convert(words[fold == 0]), convert(words[fold != 0])
-    return Task("OCR", train, test, right, 1 / (0.01 * len(train[0])), 1e-3, same)
+    return "OCR", train, test, right, 1 / (0.01 * len(train[0])), 1e-3, same
 
 
 def chunks(options: Options) -> Task:
@@ -68,37 +57,39 @@ def chunks(options: Options) -> Task:
     splits = [chunking.read(options.data / "conll2000" / f"{name}.txt") for name in ("train", "test")]
     splits = [split[:500] for split in splits] if options.quick else splits
     train, test = (([features(s) for s in split], [s.chunks for s in split]) for split in splits)
-    return Task("CoNLL", train, test, load("seqeval.metrics", extra="experiments").f1_score, 0.5, 1e-2, {})
+    return "CoNLL", train, test, load("seqeval.metrics", extra="experiments").f1_score, 0.5, 1e-2, {}
 
 
-def crfsuite(task: Task) -> Fitted:
+def crfsuite(C: float, options: dict[str, Any], train: Data) -> Fitted:
     pycrfsuite = load("pycrfsuite", extra="peers")
-    options = {"c1": 0, "c2": 0.5 / task.C, **task.crfsuite}
-    trainer = pycrfsuite.Trainer(algorithm="lbfgs", params=options, verbose=False)
-    for x, y in zip(*task.train, strict=True):
+    trainer = pycrfsuite.Trainer(algorithm="lbfgs", params={"c1": 0, "c2": 0.5 / C, **options}, verbose=False)
+    for x, y in zip(*train, strict=True):
         trainer.append(x, y)
     with tempfile.TemporaryDirectory() as folder:
         trainer.train(f"{folder}/model")
         tagger, last = pycrfsuite.Tagger(), trainer.logparser.last_iteration
         tagger.open(f"{folder}/model")
-    return lambda X: list(map(tagger.tag, X)), last["num"], task.C * last["loss"], "not known"
+    return lambda X: list(map(tagger.tag, X)), last["num"], C * last["loss"], "not known"
 
 
-def ours(model: Any, task: Task) -> Fitted:
-    model.fit(*task.train)
+def ours(model: Any, train: Data) -> Fitted:
+    model.fit(*train)
     return model.predict, model.n_iter_, model.objective_, f"{model.dual_gap_ / model.objective_:.1e}"
 
 
 def main(options: Options) -> None:
-    for task in (letters(options), chunks(options)):
-        models = ChainSVM(task.C, tol=task.tol), ChainCRFClassifier(task.C, tol=1e-3)
-        runs = {type(m).__name__: partial(ours, m) for m in models} | {"CRFsuite": crfsuite}
-        rows: list[dict[str, Any]] = []
+    for name, train, (X, y), judge, C, tol, same in (letters(options), chunks(options)):
+        runs: dict[str, Callable[[Data], Fitted]] = {
+            "ChainSVM": partial(ours, ChainSVM(C, tol=tol)),
+            "ChainCRFClassifier": partial(ours, ChainCRFClassifier(C, tol=1e-3)),
+            "CRFsuite": partial(crfsuite, C, same),
+        }
+        rows = []
         for method, run in runs.items():
-            run(task._replace(train=(task.train[0][:2], task.train[1][:2])))  # loads the compiled loops
+            run((train[0][:2], train[1][:2]))  # loads the compiled loops
             began = time.process_time()
-            predict, passes, objective, gap = run(task)
+            predict, passes, objective, gap = run(train)
             row = {"method": method, "seconds": time.process_time() - began, "passes": passes}
-            right = f"{100 * task.judge(task.test[1], predict(task.test[0])):.2f}"
+            right = f"{100 * judge(y, predict(X)):.2f}"
             rows.append({**row, "objective": f"{objective:.2f}", "relative gap": gap, "F1 or letters right, %": right})
-        write(options, f"structured_estimator_{task.name}", rows, __doc__ or "")
+        write(options, f"structured_estimator_{name}", rows, __doc__ or "")
