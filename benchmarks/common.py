@@ -59,12 +59,13 @@ def write(options: Options, name: str, rows: Iterable[Mapping[str, Any]] | DataF
     text = f"## {name}\n\n{note}\n\n{table(frame)}\n\n({machine})\n"
     print(text)
     (options.out / f"{name}.md").write_text(text)
-    kept = {"note": note, "machine": machine, "rows": frame.to_dict("records")}
-    (options.out / f"{name}.json").write_text(json.dumps(kept, indent=1))
+    found = {"note": note, "machine": machine, "rows": frame.to_dict("records")}
+    (options.out / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
 def table(frame: DataFrame) -> str:
-    return str(frame.to_markdown(index=False, floatfmt=".3g", missingval="–"))
+    texts = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)).replace("nan", "–")
+    return str(texts.to_markdown(index=False, disable_numparse=True))
 
 
 def kept(file: Path, key: str, work: Callable[[], Any]) -> Any:

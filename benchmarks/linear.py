@@ -238,8 +238,8 @@ def text_like(n: int, features: int = 30_000, words: int = 80, classes: int = 20
     common = np.minimum(rng.zipf(1.3, (n, words)) - 1, features - 1)
     topical = (y[:, None] * 997 + np.minimum(rng.zipf(1.2, (n, words)) - 1, 2000)) % features
     columns = np.where(rng.random((n, words)) < 0.15, topical, common)
-    rows = np.repeat(np.arange(n), words)
-    counts = sparse.csr_matrix((np.ones(n * words), (rows, columns.reshape(-1))), shape=(n, features))
+    entries = np.ones(n * words), (np.repeat(np.arange(n), words), columns.reshape(-1))
+    counts = sparse.csr_matrix(entries, shape=(n, features))
     counts.sum_duplicates()
     idf = np.log(n / np.maximum(1, np.bincount(counts.indices, minlength=features)))
     return sparse.csr_matrix(normalize(counts.multiply(idf[None]).tocsr())), y

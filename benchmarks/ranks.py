@@ -2,9 +2,9 @@
 
 Every solver and every rank runs in a process of its own; the ranks share the cores. Ours: rounds and seconds until the
 certified gap. The others: seconds of the loosest of four settings whose objective is within the gap of our best; none
-is tried after one that takes more than 100 s (–: not reached). Spark's is a fit on cached data, after the start of the
-JVM. C = 1, no intercept. The table ``ranks_model`` is a model of machines with one core. SNLI is only measured where
---data has it. What was measured is kept in --out until the table is complete.
+is tried after one that takes more than 100 s (–: not reached). Spark's: on cached data, after the start of the JVM.
+C = 1, no intercept; SNLI if --data has it. ``ranks_model`` is a model of machines with one core. What was measured is
+kept in --out until the table is complete: a run that was interrupted continues.
 """
 
 import os
