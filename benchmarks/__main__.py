@@ -21,9 +21,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"some of {', '.join(NAMES)}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="a smaller variant of each, a few minutes in all")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="the folder for tables and pictures")
-    parser.add_argument(
-        "--data", type=lambda text: Path(text).resolve(), default="data", help="a folder with the data sets"
-    )
+    parser.add_argument("--data", type=Path, default=Path("data"), help="a folder with the data sets")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; 1 is the least noisy")
     parser.add_argument("--repeats", type=int, default=0, help="rounds of interleaved timings")
     parser.add_argument("--against", metavar="COMMIT", help="this tree and that commit in turn, three times")
@@ -31,10 +29,9 @@ def main() -> None:
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if args.against:
-        given = [f"--{name}={getattr(args, name)}" for name in ("data", "threads", "repeats")] + [
-            "--quick"
-        ] * args.quick
-        print(table(run_in_turn(args.against, 3, args.out / "compare", [*args.names, *given])))
+        given = [f"--data={args.data.resolve()}", f"--threads={args.threads}", f"--repeats={args.repeats}"]
+        given += [*args.names, *["--quick"] * args.quick]
+        print(table(run_in_turn(args.against, 3, (args.out / "compare").resolve(), given)))
         return
     torch.set_num_threads(args.threads)
     options = Options(args.quick, args.out, args.repeats, args.data)

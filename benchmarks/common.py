@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -78,8 +78,7 @@ def kept(file: Path, key: str, work: Callable[[], Any]) -> Any:
     return found[key]
 
 
-def in_processes(work: Callable[[Any], Any], each: Iterable[Any]) -> list[Any]:
+def in_processes(work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
     """``work`` of each of the arguments, all at once, each in a fresh process."""
-    arguments = list(each)
     with ProcessPoolExecutor(len(arguments), get_context("spawn")) as processes:
         return list(processes.map(work, arguments))

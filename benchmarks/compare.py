@@ -29,7 +29,6 @@ def compare(before: Path, after: Path) -> DataFrame:
 
 def run_in_turn(commit: str, rounds: int, out: Path, arguments: list[str]) -> DataFrame:
     """A noisy machine disturbs both; both are measured by the benchmarks of this tree, whatever that commit has."""
-    out = out.resolve()
     trees = {"before": out / "tree", "after": Path.cwd()}
     subprocess.run(["git", "worktree", "add", "--detach", "--force", trees["before"], commit], check=True)
     try:
