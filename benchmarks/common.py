@@ -64,8 +64,8 @@ def write(options: Options, name: str, rows: Iterable[Mapping[str, Any]] | DataF
 
 
 def table(frame: DataFrame) -> str:
-    texts = frame.map(lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)).replace("nan", "–")
-    return str(texts.to_markdown(index=False, disable_numparse=True))
+    texts = frame.map(lambda x: f"{x:{'.3g' if abs(x) < 1000 else '.0f'}}" if isinstance(x, float) else str(x))
+    return str(texts.replace("nan", "–").to_markdown(index=False, disable_numparse=True))
 
 
 def kept(file: Path, key: str, work: Callable[[], Any]) -> Any:
