@@ -45,7 +45,7 @@ bench-quick: setup  ## a small variant of what a step costs, under two minutes
 	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks step criterion training_step calls against_exact_qp --quick
 
 bench-compare: setup  ## this tree and another commit, in turn: make bench-compare AGAINST=HEAD~1 BENCH="step criterion"
-	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.compare $(BENCH) --against $(or $(AGAINST),HEAD~1)
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks $(or $(BENCH),step criterion training_step) --against $(or $(AGAINST),HEAD~1)
 
 dist: setup  ## a wheel and an sdist in dist/
 	$(BIN)/python -m build --no-isolation

@@ -1,34 +1,16 @@
 """How many of torch's operations a step is on an accelerator, where each of them launches a kernel; needs no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common import Options, write
-from benchmarks.step import PAPER, PLAIN, Shapes, parameters
-from proxsvm import ProxOptimizer
-from proxsvm._extras import load
-from proxsvm.losses import CrossEntropy
-from proxsvm.metrics import Diagonal, Euclidean
-from proxsvm.solvers import SingleStepFW
-
-Make = Callable[[list[nn.Parameter]], Callable[[], Any]]
-SIZES = (10, 200)
+from benchmarks.step import OURS, TORCHS, peers, update
 
 
 class Calls(TorchDispatchMode):
-    """The operations that launch a kernel, and those that wait for the device.
-
-    >>> with Calls() as calls:
-    ...     _ = float(torch.ones(2).view(2, 1).sum())
-    >>> calls.names, calls.waits
-    (['ones', 'sum'], ['_local_scalar_dense'])
-    """
+    """The operations that launch a kernel, and those that wait for the device."""
 
     WAITS = frozenset({"_local_scalar_dense", "equal", "nonzero", "is_nonzero"})
     FREE = frozenset(  # views, and memory that is not written
@@ -50,9 +32,8 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(make: Make, shapes: Shapes) -> Calls:
+def count(step: Callable[[], Any]) -> Calls:
     """The operations of the third step: what is made once exists by then."""
-    step = make(parameters(shapes))
     step()
     step()
     with Calls() as calls:
@@ -60,38 +41,13 @@ def count(make: Make, shapes: Shapes) -> Calls:
     return calls
 
 
-def ours(**given: Any) -> Make:
-    """A step of SingleStepFW, by torch's operations."""
-
-    def make(params: list[nn.Parameter]) -> Callable[[], Any]:
-        optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), params, fused=False, **{**PAPER, **given})
-        value = torch.tensor(0.01)
-        return lambda: optimizer.step(loss=value)
-
-    return make
-
-
-def schedule_free(params: list[nn.Parameter]) -> Callable[[], Any]:
-    optimizer = load("schedulefree", extra="peers").SGDScheduleFree(params, lr=0.1, foreach=True)
-    optimizer.train()
-    return lambda: optimizer.step()
-
-
-MAKES: dict[str, Make] = {
-    "Euclidean": ours(metric=Euclidean()),
-    "Euclidean, average": ours(metric=Euclidean(), average=0.995),
-    "Diagonal": ours(metric=Diagonal()),
-    "Diagonal, average": ours(metric=Diagonal(), average=0.995),
-    "SGD foreach": lambda params: torch.optim.SGD(params, nesterov=True, foreach=True, **PLAIN).step,
-    "schedule-free SGD foreach": schedule_free,
-    "Prodigy": lambda params: load("prodigyopt", extra="peers").Prodigy(params).step,
-}
-
-
 def main(options: Options) -> None:
+    makes = {name: make(fused=False) for name, make in OURS.items()}
+    makes |= {"SGD foreach": TORCHS["SGD foreach"]} | peers()
     rows = []
-    for name, make in MAKES.items():
-        found = {n: count(make, [(8, 8), (8,)] * (n // 2)) for n in SIZES}
-        row = {f"{n} tensors": len(calls.names) for n, calls in found.items()}
-        rows.append({"optimizer": name, **row, "waits": len(found[SIZES[-1]].waits)})
+    for name, make in makes.items():
+        few, many = (count(update(make, [(8, 8), (8,)] * n)) for n in (5, 100))
+        rows.append(
+            {"optimizer": name, "10 tensors": len(few.names), "200 tensors": len(many.names), "waits": len(many.waits)}
+        )
     write(options, "calls", rows, "Operations of a step, scalars included; waits for the device with 200 tensors.")

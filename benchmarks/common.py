@@ -1,27 +1,20 @@
-"""What the benchmarks share: interleaved timing, tables, pictures, a network on digits."""
-
-from __future__ import annotations
+"""What the benchmarks share: timing in turn, tables, runs that continue after an interruption, fresh processes."""
 
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from pandas import DataFrame
 from torch.utils.benchmark import Measurement, TaskSpec
-
-from proxsvm import ProxOptimizer
-from proxsvm.losses import MultiClassHinge
-from proxsvm.metrics import Euclidean
-from proxsvm.solvers import SingleStepFW
 
 
 @dataclass(frozen=True)
@@ -30,7 +23,7 @@ class Options:
 
     quick: bool = False
     out: Path = Path("out/bench")
-    repeats: int | None = None
+    repeats: int = 0
     data: Path = Path("data")
 
     def rounds(self, full: int, quick: int) -> int:
@@ -39,17 +32,17 @@ class Options:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], Any]], rounds: int, inner: int = 1, warm_up: int = 0
+    runs: Mapping[str, Callable[[], Any]], rounds: int, inner: int = 1, warm_up: int = 0, clock: Any = time.perf_counter
 ) -> dict[str, Measurement]:
     """Seconds of each run (the mean of ``inner`` calls), measured in turn: noise of the machine meets all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round in range(warm_up + rounds):
         for name, run in runs.items():
-            began = time.perf_counter()
+            began = clock()
             for _ in range(inner):
                 run()
             if round >= warm_up:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return {name: Measurement(inner, times, TaskSpec(stmt=name, setup="")) for name, times in seconds.items()}
 
 
@@ -58,56 +51,34 @@ def ratio(times: Mapping[str, Measurement], name: str, reference: str) -> float:
     return statistics.median(a / b for a, b in zip(times[name].times, times[reference].times, strict=True))
 
 
-def machine() -> str:
-    """What the numbers were measured on."""
-    chip = platform.processor() or platform.machine()
-    return f"{chip}, {os.cpu_count()} cores, torch {torch.__version__}, threads: {torch.get_num_threads()}"
-
-
-def write(options: Options, name: str, rows: list[dict[str, Any]], note: str = "") -> None:
+def write(options: Options, name: str, rows: Iterable[Mapping[str, Any]] | DataFrame, note: str = "") -> None:
     """Print ``rows`` as a Markdown table and keep them as ``name.md`` and ``name.json``."""
     options.out.mkdir(parents=True, exist_ok=True)
-    text = f"## {name}\n\n{note}\n\n{table(rows)}\n\n({machine()})\n"
+    frame, chip = DataFrame(rows), platform.processor() or platform.machine()
+    machine = f"{chip}, {os.cpu_count()} cores, torch {torch.__version__}, threads: {torch.get_num_threads()}"
+    text = f"## {name}\n\n{note}\n\n{table(frame)}\n\n({machine})\n"
     print(text)
     (options.out / f"{name}.md").write_text(text)
-    (options.out / f"{name}.json").write_text(json.dumps({"note": note, "machine": machine(), "rows": rows}, indent=1))
+    found = {"note": note, "machine": machine, "rows": frame.to_dict("records")}
+    (options.out / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A Markdown table of dictionaries with the same keys."""
-    rows = list(rows)
-    if not rows:
-        return "(nothing)"
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([_text(row[k]) for k in names] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table(frame: DataFrame) -> str:
+    texts = frame.map(lambda x: f"{x:{'.3g' if abs(x) < 1000 else '.0f'}}" if isinstance(x, float) else str(x))
+    return str(texts.replace("nan", "–").to_markdown(index=False, disable_numparse=True))
 
 
-def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def kept(file: Path, key: str, work: Callable[[], Any]) -> Any:
+    """``work()``, which ``file`` keeps under ``key`` for a run after an interruption."""
+    found = json.loads(file.read_text()) if file.exists() else {}
+    if key not in found:
+        found[key] = work()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    return found[key]
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths, with ReLUs between them.
-
-    >>> len(mlp(64, 32, 10))
-    3
-    """
-    layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
-    for inputs, outputs in pairwise(widths[1:]):
-        layers += [nn.ReLU(), nn.Linear(inputs, outputs)]
-    return nn.Sequential(*layers)
-
-
-def begun(n: int, width: int, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """An MLP after twenty steps of training on scikit-learn's digits, and a batch for the next step."""
-    torch.manual_seed(seed)
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
-    net, loss = mlp(64, width, 10), MultiClassHinge()
-    optimizer = ProxOptimizer(loss, SingleStepFW(), net.parameters(), lr=0.3, metric=Euclidean(), memory=0.0)
-    for _ in range(20):
-        batch = torch.randint(len(x), (64,))
-        optimizer.step(lambda batch=batch: loss(net(x[batch]), y[batch]))
-    batch = torch.randperm(len(x))[:n]
-    return net, x[batch], y[batch]
+def in_processes(work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    """``work`` of each of the arguments, all at once, each in a fresh process."""
+    with ProcessPoolExecutor(len(arguments), get_context("spawn")) as processes:
+        return list(processes.map(work, arguments))
