@@ -209,11 +209,12 @@ class Bucket:
         metric, vectors = self.group.metric, {"w": self.w, "g": gradients, **self.kept.vectors}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
             vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
-            self._loops = kernels.bind(self.at[0], vectors)
+            if (bound := kernels.bind(self.at[0], vectors)) is not None:  # and all were compared
+                self._loops, self._gradients = bound[0], (bound[1], scale)
+                return
         elif kernels is not None and kernels.fused:
             raise RuntimeError(f"fused=True, but there are no compiled loops for {metric}: leave fused=None")
-        if self._loops is None:  # which have compared it
-            self.check()
+        self.check()
 
     def check(self) -> None:
         """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
@@ -462,16 +463,16 @@ class Geometry:
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
         self._first_distance, self._kernels = first_distance, kernels
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for k, group in enumerate(groups):
-            for i in group.at:
-                kind = k, params[i].device, params[i].dtype, keys and keys[i], 1.0 if shares is None else shares[i]
-                kinds.setdefault(kind, []).append(i)
         self.buckets = []
-        for (k, *_, share), at in kinds.items():
-            w = [params[i] for i in at]
-            state = _nothing_kept(groups[k], w) if kept is None else kept(groups[k], at)
-            self.buckets.append(Bucket(groups[k], at, w, state, share))
+        for group in groups:
+            kinds: dict[tuple[Any, ...], list[int]] = {}
+            for i in group.at:
+                kind = params[i].dtype, params[i].device, keys and keys[i], shares[i] if shares else 1.0
+                kinds.setdefault(kind, []).append(i)
+            for (*_, share), at in kinds.items():
+                w = [params[i] for i in at]
+                state = _nothing_kept(group, w) if kept is None else kept(group, at)
+                self.buckets.append(Bucket(group, at, w, state, share))
 
     @property
     def observes(self) -> bool:

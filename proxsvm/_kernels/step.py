@@ -25,8 +25,8 @@ from torch import Tensor
 from proxsvm._kernels.jit import has_numba, load_numba, njit
 from proxsvm._kernels.tensors import PLAIN, Array, Tensors, compare, is_dense
 
-CHUNK = 1 << 18  # elements that a thread takes at a time: between two chunks it needs the GIL
-SHARE = 1 << 21  # elements that make a thread worthwhile: torch's own threads spin for a while after their work
+CHUNK = 1 << 18  # elements of a chunk at most: threads share the chunks
+SHARE = 1 << 19  # elements that make a further thread worthwhile
 DTYPES = (torch.float32, torch.float64)
 # The columns of a table; where a step has none, w stands for it.
 VECTORS = ("w", "g", "v", "q", "z", "moved", "average")
@@ -43,28 +43,27 @@ class Kernels:
     def __init__(self, fused: bool | None = None) -> None:
         if fused:
             load_numba()  # says now what is missing
-        self.fused, self._known = fused, dict[Hashable, Layout]()
+        self.fused, self._known = fused, dict[Hashable, Loops]()
 
-    def bind(self, key: Hashable, vectors: Mapping[str, Tensors]) -> Loops | None:
+    def bind(self, key: Hashable, vectors: Mapping[str, Tensors]) -> tuple[Loops, Tensors] | None:
         """The loops over w, g and what else a step has of v, q or z, moved and average, each with one tensor per
-        parameter, which are compared here; None where they cannot run.
+        parameter, and the gradients as they read them, which have to be kept; None where they cannot run.
 
         ``key``: that of the same parameters in the last step.
         """
         if self.fused is False or torch.compiler.is_compiling():  # the compiler fuses on its own
             return None
-        w, g = vectors["w"], vectors["g"]
-        why = _obstacle(w, g)
+        kept = dict(vectors)
+        why = _obstacle(kept["w"], g := kept.pop("g"))
         if why is None:
-            kept = {name: tensors for name, tensors in vectors.items() if name != "g"}
             at = {name: list(map(Tensor.data_ptr, tensors)) for name, tensors in kept.items()}
-            at["size"] = list(map(Tensor.numel, w))
-            layout = self._known.get(key)
-            if layout is None or layout.at != at:  # something has moved
-                layout = Layout(kept, at) if _comparable(kept) else None
-            if layout is not None:
-                self._known[key] = layout
-                return Loops(layout, w, g)
+            at["size"] = list(map(Tensor.numel, kept["w"]))
+            loops = self._known.get(key)
+            if loops is None or loops.at != at:  # something has moved
+                loops = Loops(kept, at) if _comparable(kept) else None
+            if loops is not None:
+                self._known[key] = loops
+                return loops, loops.read(kept["w"], g)
             why = "two parameters share memory, or what is kept for one has another memory order"
         if self.fused:
             raise RuntimeError(
@@ -86,19 +85,21 @@ def _obstacle(w: Tensors, g: Tensors) -> str | None:
 
 
 def _comparable(kept: Mapping[str, Tensors]) -> bool:
-    """Whether all that is kept is laid out as w, aligned, and no two tensors overlap: threads write to them."""
+    """Whether all that is kept is laid out as w, and no two tensors overlap: threads write to them."""
     for name, tensors in kept.items():
         compare(name, kept["w"], tensors)
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.numel())
         overlap = any(end > begin for (_, end), (begin, _) in pairwise(spans))
-        if overlap or any(begin % kept["w"][0].itemsize for begin, _ in spans) or not _same_layout(kept["w"], tensors):
+        if overlap or not _same_layout(kept["w"], tensors, [begin for begin, _ in spans]):
             return False
     return True
 
 
-def _same_layout(w: Tensors, x: Tensors) -> bool:
-    """Whether tensors of equal shapes have the same dtype and order in memory, and are stored with their sign."""
-    if not {w[0].dtype}.issuperset(t.dtype for t in x) or any(map(Tensor.is_neg, x)):
+def _same_layout(w: Tensors, x: Tensors, addresses: list[int]) -> bool:
+    """Whether tensors of equal shapes have the same dtype and order in memory, aligned and stored with their sign."""
+    if {t.dtype for t in x} != {w[0].dtype} or any(map(Tensor.is_neg, x)):
+        return False
+    if any(address % w[0].itemsize for address in addresses):
         return False
     if all(map(Tensor.is_contiguous, w)) and all(map(Tensor.is_contiguous, x)):
         return True
@@ -106,44 +107,40 @@ def _same_layout(w: Tensors, x: Tensors) -> bool:
 
 
 class _Memory:
-    """``n`` numbers from an address on: NumPy makes an array of it."""
+    """The memory of the process, but for the first number, as one vector: NumPy makes an array of it."""
 
-    def __init__(self, address: int, n: int, dtype: str) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": (n,), "typestr": dtype, "version": 3}
-
-
-class Layout:
-    """Where w and what is ``kept`` with it lie, at the addresses ``at``, in chunks of the tensors.
-
-    It keeps that memory alive, so that no address is reused.
-    """
-
-    def __init__(self, kept: Mapping[str, Tensors], at: dict[str, list[int]]) -> None:
-        self.at, self.alive = at, [t.detach() for tensors in kept.values() for t in tensors]
-        self.dtype = np.dtype(f"f{self.alive[0].itemsize}")
-        chunks = [(i, k, min(CHUNK, n - k)) for i, n in enumerate(at["size"]) for k in range(0, n, CHUNK)]
-        self.tensor, self.begin, self.sizes = np.array(chunks or [(0, 0, 0)]).T.copy()
-        self.table = np.stack([self.indices(at.get(name, at["w"])) for name in VECTORS], axis=1)
-        filled = np.cumsum(self.sizes) // CHUNK  # a thread takes one chunk, or several small ones
-        self.shares = list(pairwise([0, *(np.flatnonzero(np.diff(filled)) + 1).tolist(), len(self.sizes)]))
-
-    def indices(self, addresses: list[int]) -> Array:
-        """Where each chunk begins, by the addresses of the tensors, counted in elements."""
-        return np.asarray(np.array(addresses)[self.tensor] // self.dtype.itemsize + self.begin)
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        address, n = (dtype.itemsize, False), (1 << 56,)
+        self.__array_interface__ = {"data": address, "shape": n, "typestr": dtype.str, "version": 3}
 
 
 class Loops:
-    """The two passes over the parameters ``w``, their gradients and what the layout has beside them."""
+    """The two passes over w, g and what is ``kept`` with w, at the addresses ``at``, in chunks of the tensors.
 
-    def __init__(self, layout: Layout, w: Tensors, g: Tensors) -> None:
-        table, dtype, addresses = layout.table.copy(), layout.dtype, list(map(Tensor.data_ptr, g))
-        if any(address % dtype.itemsize for address in addresses) or not _same_layout(w, g):
+    It keeps that memory alive, so that no address is reused; that of the gradients belongs to the caller.
+    """
+
+    def __init__(self, kept: Mapping[str, Tensors], at: dict[str, list[int]]) -> None:
+        self.at, self._alive = at, [t.detach() for tensors in kept.values() for t in tensors]
+        self._dtype = np.dtype(f"f{self._alive[0].itemsize}")
+        chunks = [(i, k, min(CHUNK, n - k)) for i, n in enumerate(at["size"]) for k in range(0, n, CHUNK)]
+        self._tensor, self._begin, self._sizes = np.array(chunks or [(0, 0, 0)]).T.copy()
+        self._ends = [0, *self._sizes.cumsum().tolist()]
+        self._table = np.stack([self._indices(at.get(name, at["w"])) for name in VECTORS], axis=1)
+        self._memory, self._scalars = np.asarray(_Memory(self._dtype)), np.zeros(13, self._dtype)
+
+    def _indices(self, addresses: list[int]) -> Array:
+        """The index in the memory at which each chunk begins, by the addresses of the tensors."""
+        return np.asarray(np.array(addresses)[self._tensor] // self._dtype.itemsize + (self._begin - 1))
+
+    def read(self, w: Tensors, g: Tensors) -> Tensors:
+        """The gradients of the next step, or copies in the layout of w where they have another one."""
+        addresses = list(map(Tensor.data_ptr, g))
+        if not _same_layout(w, g, addresses):
             g = [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, g, strict=True)]
             addresses = list(map(Tensor.data_ptr, g))
-        self._layout, self._w, self._g, table[:, 1] = layout, w, g, layout.indices(addresses)
-        first, last = int(table.min()), int((table.max(1) + layout.sizes).max())
-        self._memory = np.asarray(_Memory(first * dtype.itemsize, last - first, dtype.str))
-        self._table, self._scalars = table - first, np.zeros(13, dtype)
+        self._w, self._table[:, 1] = w, self._indices(addresses)
+        return g
 
     def products(
         self, a: float, b: float, scale: Tensor | None, moments: tuple[float, float, float] | None, decay: bool
@@ -154,8 +151,8 @@ class Loops:
         """
         beta2, eps, correction = moments or (0.0, 0.0, 0.0)
         self._scalars[:7] = a, b, 1.0 if scale is None else scale.item(), beta2, 1 - beta2, correction, eps
-        out, has = np.zeros((len(self._table), 7)), self._layout.at  # by chunks: threads change no bit of the sum
-        self._run(products_loop(moments is not None, "q" in has, decay, "moved" in has), out)
+        out = np.zeros((len(self._table), 7))  # by chunks: threads change no bit of the sum
+        self._run(products_loop(moments is not None, "q" in self.at, decay, "moved" in self.at), out)
         return torch.from_numpy(out).sum(0).unbind()  # NumPy would warn of inf − inf
 
     def update(self, *scalars: float | Tensor) -> Callable[[], None]:
@@ -163,9 +160,9 @@ class Loops:
 
         If it is interrupted, a further call does the rest: a compiled loop ends before Python raises anything.
         """
-        push, lift, drop, mu, rate = (float(x) for x in scalars)
+        push, lift, drop, mu, rate = map(float, scalars)
         self._scalars[7:] = push, lift, 1 - drop, mu, 1 - mu, rate
-        loop = update_loop(*(name in self._layout.at for name in ("v", "q", "z", "moved", "average")))
+        loop = update_loop(*(name in self.at for name in ("v", "q", "z", "moved", "average")))
         done = np.zeros(len(self._table), dtype=bool)
 
         def write() -> None:
@@ -175,8 +172,21 @@ class Loops:
         return write
 
     def _run(self, loop: Callable[..., None], out: Array) -> None:
-        run = functools.partial(loop, self._memory, self._table, self._layout.sizes, self._scalars, out)
-        _on_threads(run, self._layout.shares, int(self._layout.sizes.sum()))
+        """The loop over all chunks, on as many threads as torch uses if there is enough work for them."""
+        run = functools.partial(loop, self._memory, self._table, self._sizes, self._scalars, out)
+        threads, others = max(1, min(torch.get_num_threads(), self._ends[-1] // SHARE)), list[Future[None]]()
+        if threads == 1:
+            run(0, len(out))
+            return
+        shares = pairwise(np.searchsorted(self._ends, np.linspace(0, self._ends[-1], threads + 1)).tolist())
+        first = next(shares)
+        try:
+            others.extend(_pool().submit(run, *share) for share in shares)
+            run(*first)
+        finally:
+            wait(others)  # no thread may go on working
+        for other in others:
+            other.result()
 
 
 # The loops. Which vectors a step has is known before they are compiled: one is built for each setting, and numba drops
@@ -274,20 +284,3 @@ def _pool() -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-def _on_threads(run: Callable[[int, int], None], shares: Sequence[tuple[int, int]], size: int) -> None:
-    """``run`` on all shares, by as many threads as torch uses if there is enough work for them."""
-    threads, others = max(1, min(torch.get_num_threads(), size // SHARE)), list[Future[None]]()
-
-    def work(k: int) -> None:
-        for share in shares[k::threads]:
-            run(*share)
-
-    try:
-        others.extend(_pool().submit(work, k) for k in range(1, threads))
-        work(0)
-        for other in others:
-            other.result()
-    finally:
-        wait(others)  # no thread may go on working

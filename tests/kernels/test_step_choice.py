@@ -86,7 +86,8 @@ def test_other_orders_of_memory(same):
 
 def w_times_gradient(w, g):
     """⟨w, g⟩ by the loops."""
-    return float(Kernels(True).bind(0, {"w": [w], "g": [g]}).products(1, 0, None, None, decay=True)[1])
+    loops, _g = Kernels(True).bind(0, {"w": [w], "g": [g]})
+    return float(loops.products(1, 0, None, None, decay=True)[1])
 
 
 def test_a_gradient_whose_memory_has_the_other_sign():
