@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -25,6 +27,7 @@ Number: TypeAlias = "float | Tensor"
 Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
 Write: TypeAlias = Callable[[], object]  # changes something in place; a second call changes nothing more
 EUCLIDEAN = Euclidean()
+KIND = attrgetter("dtype", "device")
 TURNING = ("q", "moved")  # what is kept in the metric's own coordinates
 LARGEST = torch.finfo(torch.float32).max
 ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
@@ -163,13 +166,19 @@ class Bucket:
 
     def __init__(self, group: Group, at: Sequence[int], w: list[Tensor], kept: Kept, share: float = 1.0) -> None:
         self.group, self.at, self.w, self.kept, self.share = group, at, w, kept, share
-        self.sizes, self.dtype, self.device = [t.numel() for t in w], accumulator(w[0].dtype), w[0].device
+        self.vectors = {"w": w, **kept.vectors}
+        self.decay, self.dtype, self.device = group.decay, accumulator(w[0].dtype), w[0].device
         eta = group.eta
         self.eta: Number = eta.to(self.device, self.dtype) if isinstance(eta, Tensor) else eta
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
         self._first: Tensor | None = None  # M⁻¹x of the direction of products(), in the metric's own coordinates
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of elements of each parameter."""
+        return [w.numel() for w in self.w]
 
     def own(self, x: Tensors) -> list[Tensor]:
         """The bucket's part of a vector over all parameters."""
@@ -206,7 +215,7 @@ class Bucket:
         compare("gradient", self.w, gradients)
         require_dense(gradients)
         self._gradients, self._matrix, self._loops = (gradients, scale), None, None
-        metric, vectors = self.group.metric, {"w": self.w, "g": gradients, **self.kept.vectors}
+        metric, vectors = self.group.metric, {**self.vectors, "g": gradients}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
             vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
             if (bound := kernels.bind(self.at[0], vectors)) is not None:  # and all were compared
@@ -218,7 +227,7 @@ class Bucket:
 
     def check(self) -> None:
         """Compare what is kept with the parameters, before anything changes: one may have another shape by now."""
-        for name, tensors in self.kept.vectors.items():
+        for name, tensors in self.vectors.items():
             compare(name, self.w, tensors)
 
     @property
@@ -252,7 +261,7 @@ class Bucket:
 
     def carried(self, name: str) -> Tensor:
         """What is kept under a name in the coordinates of the last step, in those of this one."""
-        return self.map(self.matrix.carry, self.flat(self.kept.vectors[name]))
+        return self.map(self.matrix.carry, self.flat(self.vectors[name]))
 
     # The two passes of a single step.
 
@@ -261,8 +270,8 @@ class Bucket:
 
         ``starting``: whether ⟨w, M w⟩ is needed, because it may be the first step of lr="auto".
         """
-        kept, metric, decay = self.kept, self.group.metric, self.group.decay != 0
-        past, auto = "q" in kept.vectors, "moved" in kept.vectors
+        kept, metric, decay = self.kept, self.group.metric, self.decay != 0
+        past, auto = "q" in self.vectors, "moved" in self.vectors
         if self._loops is not None:
             moments = None
             if isinstance(metric, Diagonal):
@@ -303,7 +312,7 @@ class Bucket:
         ``skip``: a 0-dim bool tensor, whether nothing may change. ``memory``: μ of the past, 0 without one.
         """
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
-        drop = self.eta * self.group.decay
+        drop = self.eta * self.decay
         lift, rate = drop * gamma, 0.0 if average is None else averaging_rate(average, kept.steps)
         if isinstance(self.eta, Tensor) or self.eta == 0:
             skip = skip | (self.eta == 0)
@@ -315,37 +324,35 @@ class Bucket:
         inside, self._first = self._first.mul_(-self.eta * factor), None
         d = self.map(self.matrix.rotate_back, inside)
         new: dict[str, Tensor] = {}
-        w = self.flat(self.w) if self.group.decay else None
-        if "z" in kept.vectors:
-            change = self.flat(kept.vectors["z"]).mul_(mu - 1).add_(d)
+        w = self.flat(self.w) if self.decay else None
+        if "z" in self.vectors:
+            change = self.flat(self.vectors["z"]).mul_(mu - 1).add_(d)
             if w is not None:
                 change.addcmul_(w, lift, value=-1)
             new["z"] = self._changed("z", change, skip)
             d.add_(self._rounded(new["z"]), alpha=mu)
         if w is not None:
             d.addcmul_(w, drop, value=-1) if isinstance(drop, Tensor) else d.sub_(w, alpha=drop)
-        if "moved" in kept.vectors:
+        if "moved" in self.vectors:
             inside = self.map(self.matrix.rotate, d) if w is not None or "z" in new else inside
             new["moved"] = self._changed("moved", inside.clone(), skip)
         del w, inside  # few copies of the parameters at a time
         new["w"] = self._changed("w", d, skip)
-        if "q" in kept.vectors:
+        if "q" in self.vectors:
             new["q"] = self._changed("q", self.rotated_gradient().sub_(self.carried("q")).mul_(1 - mu), skip)
-        if "average" in kept.vectors:
-            change = self._rounded(new["w"]).sub(self.flat(kept.vectors["average"])).mul_(rate)
+        if "average" in self.vectors:
+            change = self._rounded(new["w"]).sub(self.flat(self.vectors["average"])).mul_(rate)
             new["average"] = self._changed("average", change, skip)
-        old = {"w": self.w, **kept.vectors}
-        pairs = [pair for name, x in new.items() for pair in zip(old[name], self.views(x), strict=True)]
+        pairs = [pair for name, x in new.items() for pair in zip(self.vectors[name], self.views(x), strict=True)]
         learned, numbers = self._learned(skip)
         return [*copying([*pairs, *learned]), *numbers], skip
 
     def _changed(self, name: str, change: Tensor, skip: Tensor) -> Tensor:
         """w, or what is kept under a name, after a change, in its memory; as before, bit for bit, if ``skip`` holds."""
-        old = self.w if name == "w" else self.kept.vectors[name]
         if name in TURNING and self.matrix.turned:
-            change.sub_(self.flat(old)).add_(self.carried(name))
+            change.sub_(self.flat(self.vectors[name])).add_(self.carried(name))
         change.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
-        torch._foreach_add_(self.views(change), [t.detach() for t in old])
+        torch._foreach_add_(self.views(change), [t.detach() for t in self.vectors[name]])
         return change
 
     def _rounded(self, x: Tensor) -> Tensor:
@@ -463,13 +470,13 @@ class Geometry:
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
         self._first_distance, self._kernels = first_distance, kernels
+        kinds = list(zip(map(KIND, params), keys or repeat(None), shares or repeat(1.0), strict=False))
         self.buckets = []
         for group in groups:
-            kinds: dict[tuple[Any, ...], list[int]] = {}
+            found: dict[tuple[Any, ...], list[int]] = {}
             for i in group.at:
-                kind = params[i].dtype, params[i].device, keys and keys[i], shares[i] if shares else 1.0
-                kinds.setdefault(kind, []).append(i)
-            for (*_, share), at in kinds.items():
+                found.setdefault(kinds[i], []).append(i)
+            for (_, _, share), at in found.items():
                 w = [params[i] for i in at]
                 state = _nothing_kept(group, w) if kept is None else kept(group, at)
                 self.buckets.append(Bucket(group, at, w, state, share))
@@ -477,7 +484,7 @@ class Geometry:
     @property
     def observes(self) -> bool:
         """Whether the metric, η or the past depends on the first direction of a step."""
-        return any(b.group.metric.state or b.group.auto or "q" in b.kept.vectors for b in self.buckets)
+        return any(b.group.metric.state or b.group.auto or "q" in b.vectors for b in self.buckets)
 
     def observe(self, x: Tensors, scale: Tensor | None = None) -> None:
         """Fix the metrics by the first direction of the step, scale · x."""
@@ -490,25 +497,27 @@ class Geometry:
         if starting and self.history is not None and self.history.max_distance.is_cpu:
             starting = torch.compiler.is_compiling() or bool(self.history.max_distance < 0)
         rows = [(bucket, bucket.products(a, b, starting)) for bucket in self.buckets]
-        auto = [(bucket, sums) for bucket, sums in rows if bucket.group.auto]
-        if auto:
-            if self.history is None:
-                raise ValueError("lr='auto' needs the history of an optimizer; a problem built by hand needs a number")
-            start, far, gradient = self.reduce(
-                [self._total([bucket.share * sums[k] for bucket, sums in auto]) for k in (2, 6, 5)]
-            )
-            found_eta, self.history = distance_over_gradients(
-                self.history, start=start, distance=far, gradient=gradient, first=self._first_distance
-            )
-            for bucket, _ in auto:
-                bucket.eta = bucket.group.eta * found_eta.to(bucket.device, bucket.dtype)
+        if any(group.auto for group in self.groups):
+            self._choose_eta([(bucket, sums) for bucket, sums in rows if bucket.group.auto])
         found = []
         for bucket, sums in rows:
-            eta, decay, past = bucket.eta * bucket.share, bucket.group.decay, "q" in bucket.kept.vectors
+            eta, decay, past = bucket.eta * bucket.share, bucket.decay, "q" in bucket.vectors
             r_x, r_r = (eta * decay * sums.wx, eta * decay**2 * sums.ww) if decay else (0 * sums.xx, 0 * sums.xx)
             q_r, q_x = (eta * decay * sums.qw, eta * sums.qx) if past else (sums.qw, sums.qx)
             found.append((r_x, eta * sums.xx, r_r, q_r, q_x))
         return Products(*self.reduce([self._total(column) for column in zip(*found, strict=True)]))
+
+    def _choose_eta(self, rows: Sequence[tuple[Bucket, Sums]]) -> None:
+        """Set η of the buckets where it is automatic, by their inner products, and the history after it."""
+        if self.history is None:
+            raise ValueError("lr='auto' needs the history of an optimizer; a problem built by hand needs a number")
+        columns = zip(*((b.share * sums.ww, b.share * sums.uu, b.share * sums.gg) for b, sums in rows), strict=True)
+        start, distance, gradient = self.reduce([self._total(column) for column in columns])
+        found, self.history = distance_over_gradients(
+            self.history, start=start, distance=distance, gradient=gradient, first=self._first_distance
+        )
+        for bucket, _ in rows:
+            bucket.eta = bucket.group.eta * found.to(bucket.device, bucket.dtype)
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums over this rank's shards as sums over all of them."""
@@ -518,38 +527,33 @@ class Geometry:
         """Their sum, on the device and in the dtype of the first."""
         return sum((x.to(numbers[0]) for x in numbers[1:]), start=numbers[0])
 
-    def _sum(self, term: Callable[[Bucket], Tensor | None]) -> Tensor:
+    def _sum(self, buckets: Sequence[Bucket], term: Callable[[Bucket], Tensor]) -> Tensor:
         """Σ over the buckets of share · η · term, over all ranks."""
-        terms = [(bucket, term(bucket)) for bucket in self.buckets]
-        found = [bucket.eta * bucket.share * x for bucket, x in terms if x is not None]
         zero = self.params[0].new_zeros((), dtype=accumulator(self.params[0].dtype))
-        return self.reduce([self._total(found) if found else zero])[0]
+        return self.reduce([self._total([zero, *(b.eta * b.share * term(b) for b in buckets)])])[0]
+
+    @property
+    def _decaying(self) -> list[Bucket]:
+        return [bucket for bucket in self.buckets if bucket.decay]
 
     # Inner products.
 
     def inner(self, a: Tensors, b: Tensors) -> Tensor:
         """⟨a, b⟩ = ⟨a, H⁻¹ b⟩."""
-        return self._sum(lambda bucket: torch.dot(bucket.part(a), bucket.map(bucket.matrix.solve, bucket.part(b))))
+        return self._sum(self.buckets, lambda of: torch.dot(of.part(a), of.map(of.matrix.solve, of.part(b))))
 
     def inner_r(self, x: Tensors) -> Tensor:
         """⟨r, x⟩, without forming r."""
-
-        def term(bucket: Bucket) -> Tensor | None:
-            decay = bucket.group.decay
-            return decay * torch.dot(bucket.flat(bucket.w), bucket.part(x)) if decay else None
-
-        return self._sum(term)
+        return self._sum(self._decaying, lambda of: of.decay * torch.dot(of.flat(of.w), of.part(x)))
 
     def r_squared(self) -> Tensor:
         """‖r‖²."""
 
-        def term(bucket: Bucket) -> Tensor | None:
-            if not bucket.group.decay:
-                return None
+        def term(bucket: Bucket) -> Tensor:
             w = bucket.flat(bucket.w)
-            return bucket.group.decay**2 * torch.dot(w, bucket.map(bucket.matrix.times, w))
+            return bucket.decay**2 * torch.dot(w, bucket.map(bucket.matrix.times, w))
 
-        return self._sum(term)
+        return self._sum(self._decaying, term)
 
     def squared_length(self, x: Tensors) -> Tensor:
         """Σ x², without a metric: for the bound on the gradient norm."""
@@ -568,9 +572,9 @@ class Geometry:
     def displacement(self, delta: Tensors) -> list[Tensor]:
         """d = −H⁻¹ (r + delta), one tensor per parameter."""
 
-        def of(bucket: Bucket) -> Tensor:
-            y, decay = bucket.map(bucket.matrix.solve, bucket.part(delta)), bucket.group.decay
-            return (torch.add(y, bucket.flat(bucket.w), alpha=decay) if decay else y) * -bucket.eta
+        def of(b: Bucket) -> Tensor:
+            y = b.map(b.matrix.solve, b.part(delta))
+            return (torch.add(y, b.flat(b.w), alpha=b.decay) if b.decay else y) * -b.eta
 
         return self._gather(of)
 
@@ -582,9 +586,9 @@ class Geometry:
     def r_plus(self, delta: Tensors) -> list[Tensor]:
         """r + delta with r = decay · M w, the gradient of the regularisation, one tensor per parameter."""
 
-        def of(bucket: Bucket) -> Tensor:
-            own, decay = bucket.part(delta), bucket.group.decay
-            return own.add_(bucket.map(bucket.matrix.times, bucket.flat(bucket.w)), alpha=decay) if decay else own
+        def of(b: Bucket) -> Tensor:
+            own = b.part(delta)
+            return own.add_(b.map(b.matrix.times, b.flat(b.w)), alpha=b.decay) if b.decay else own
 
         return self._gather(of)
 

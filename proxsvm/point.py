@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any
 
 from torch import Tensor
 
@@ -20,20 +21,13 @@ class Deferred(Sequence[Tensor]):
     """
 
     def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
-        self._make = make
-        self._made: Sequence[Tensor] | None = None
+        self._made = functools.cache(make)
 
     def __len__(self) -> int:
-        return len(self[:])
+        return len(self._made())
 
-    @overload
-    def __getitem__(self, i: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made[i]
+    def __getitem__(self, i: Any) -> Any:
+        return self._made()[i]
 
 
 def scaled(factor: float | Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

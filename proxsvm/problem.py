@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm.geometry import Geometry, Group, Number, Params, flatten
+from proxsvm.geometry import Geometry, Number, Params, flatten
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
 from proxsvm.linearization.graph import Linearization
@@ -48,17 +48,7 @@ class Problem(ABC):
     """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self.geometry = geometry
-
-    @property
-    def params(self) -> list[Tensor]:
-        """The parameters w_t, in the order of every delta."""
-        return self.geometry.params
-
-    @property
-    def groups(self) -> list[Group]:
-        """Which parameters share η, weight decay and a metric."""
-        return self.geometry.groups
+        self.geometry, self.params, self.groups = geometry, geometry.params, geometry.groups
 
     @abstractmethod
     def first(self) -> DualPoint:
@@ -176,7 +166,7 @@ class GradientProblem(Problem):
         past: the memory.
 
     >>> w = torch.tensor([3.0])
-    >>> space = Geometry([w], [Group(eta=0.5, decay=0.0, at=range(1))])
+    >>> space = Geometry(*flatten([w], lr=0.5, weight_decay=0.0))
     >>> problem = GradientProblem(space, [torch.tensor([2.0])], torch.tensor(6.0))
     >>> point = problem.move(problem.start(), problem.first())     # γ = clip(6 / (η·4)) = 1
     >>> problem.displacement(point), problem.dual(point)

@@ -26,7 +26,7 @@ from proxsvm._kernels.jit import has_numba, load_numba, njit
 from proxsvm._kernels.tensors import PLAIN, Array, Tensors, compare, is_dense
 
 CHUNK = 1 << 18  # elements of a chunk at most: threads share the chunks
-SHARE = 1 << 19  # elements that make a further thread worthwhile
+SHARE = 1 << 21  # elements that make a further thread worthwhile: those of torch spin for a while after their work
 DTYPES = (torch.float32, torch.float64)
 # The columns of a table; where a step has none, w stands for it.
 VECTORS = ("w", "g", "v", "q", "z", "moved", "average")
@@ -97,9 +97,8 @@ def _comparable(kept: Mapping[str, Tensors]) -> bool:
 
 def _same_layout(w: Tensors, x: Tensors, addresses: list[int]) -> bool:
     """Whether tensors of equal shapes have the same dtype and order in memory, aligned and stored with their sign."""
-    if {t.dtype for t in x} != {w[0].dtype} or any(map(Tensor.is_neg, x)):
-        return False
-    if any(address % w[0].itemsize for address in addresses):
+    size = w[0].itemsize
+    if {t.dtype for t in x} != {w[0].dtype} or any(map(Tensor.is_neg, x)) or any(a % size for a in addresses):
         return False
     if all(map(Tensor.is_contiguous, w)) and all(map(Tensor.is_contiguous, x)):
         return True

@@ -14,7 +14,6 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 Tensors: TypeAlias = Sequence[Tensor]
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})  # exact types only: a subclass may have no memory of its own
-HALF = frozenset({torch.float16, torch.bfloat16})
 NAMES = {"v": "second moment", "q": "past", "z": "velocity", "moved": "distance"}
 
 
@@ -24,16 +23,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     >>> accumulator(torch.bfloat16), accumulator(torch.float64)
     (torch.float32, torch.float64)
     """
-    return torch.float32 if dtype in HALF else dtype
-
-
-def widened(x: Tensor) -> Tensor:
-    """``x`` in the dtype in which it is summed; unchanged unless it has half precision.
-
-    >>> widened(torch.ones(1, dtype=torch.float16)).dtype
-    torch.float32
-    """
-    return x.float() if x.dtype in HALF else x
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def is_dense(t: Tensor) -> bool:
@@ -42,14 +32,7 @@ def is_dense(t: Tensor) -> bool:
     >>> is_dense(torch.ones(2, 3).t()), is_dense(torch.ones(2, 3)[:, :2]), is_dense(torch.ones(3).expand(2, 3))
     (True, False, False)
     """
-    if t.is_contiguous():
-        return True
-    expected = 1
-    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= n
-    return True
+    return t.is_contiguous() or torch.empty_like(t, device="meta").stride() == t.stride()  # which keeps them if dense
 
 
 def require_dense(gradients: Sequence[Tensor | None]) -> None:

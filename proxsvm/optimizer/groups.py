@@ -97,7 +97,7 @@ def equal(a: object, b: object) -> bool:
 
 def given_value(loss: object) -> Tensor:
     """The value that was passed to ``step(loss=...)``, as a 0-dim tensor."""
-    if isinstance(loss, str) or not isinstance(loss, SupportsFloat) or (isinstance(loss, Tensor) and loss.is_complex()):
+    if loss.is_complex() if isinstance(loss, Tensor) else isinstance(loss, str) or not isinstance(loss, SupportsFloat):
         raise TypeError(f"loss is {loss!r}; expected a real number, or a tensor of one")
     given = loss.detach() if isinstance(loss, Tensor) else torch.as_tensor(loss, dtype=torch.float64)
     if given.numel() != 1:
