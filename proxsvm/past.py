@@ -82,12 +82,6 @@ class _PastHull(Hull):
         offset = self.hull.lift(_inner(s))
         return None if offset is None else offset + s[-1] * self.loss.h
 
-    def best(self, scores: Scores) -> Atom | None:
-        """The oracle's atom, from the batch's hull."""
-        assert isinstance(scores, tuple)
-        atom, a = self.hull.best(_inner(scores)), scores[-1]
-        return None if atom is None else self.loss._with_plane(atom, a, self.loss.h + a[self.loss.at] > 0)
-
 
 class PastMap(LinearMap):
     """J of the batch, with ⟨q, d⟩ as the last score of the sample ``at``."""
@@ -151,5 +145,5 @@ class PastProblem(ProxProblem):
 
     def past_after(self, point: DualPoint) -> Tensor:
         """h after a step to ``point``."""
-        first, d = self.batch.first(), self.displacement(point)
-        return self.past.after(first.lam, dots(self.q, d), dots(first.delta, d))
+        first, d, (mu, h) = self.batch.first(), self.displacement(point), self.past
+        return mu * (h + dots(self.q, d)) + (1 - mu) * (first.lam + dots(first.delta, d))

@@ -139,10 +139,6 @@ class Past(NamedTuple):
     mu: float
     h: Tensor
 
-    def after(self, value: Tensor, q_d: Tensor, g_d: Tensor) -> Tensor:
-        """h after a step d, from the value of the batch, ⟨q, d⟩ and ⟨g, d⟩."""
-        return self.mu * (self.h + q_d) + (1 - self.mu) * (value + g_d)
-
 
 class GradientProblem(Problem):
     """The problem of a value and its gradients, after ``backward()``: one direction and no graph.
@@ -228,13 +224,15 @@ class GradientProblem(Problem):
         return point.lam - (found.r_r + c * (2 * found.r_x + c * found.x_x)) / 2
 
     def past_after(self, point: DualPoint) -> Tensor | None:
-        """h after the step d = −H⁻¹ (r + c x)."""
+        """h after the step d = −H⁻¹ (r + c x): with g = (x − μ² q) / (1 − μ²) it is
+
+        h ← μ h + (1 − μ) value + (⟨x, d⟩ + μ ⟨q, d⟩) / (1 + μ)
+        """
         if self._past is None:
             return None
-        c, mu, found = self.factor(point), self._past.mu, self.products
-        q_d, x_d = -(found.q_r + c * found.q_x), -(found.r_x + c * found.x_x)
-        g_d = (x_d - mu**2 * q_d) / (1 - mu**2)
-        return self._past.after(self._plane, q_d, g_d)
+        c, (mu, h), found = self.factor(point), self._past, self.products
+        against = found.r_x + mu * found.q_r + c * (found.x_x + mu * found.q_x)
+        return mu * h + (1 - mu) * self._plane - against / (1 + mu)
 
 
 class ProxProblem(Problem):

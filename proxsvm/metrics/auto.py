@@ -42,6 +42,6 @@ def distance_over_gradients(
     """
     then = history.max_distance
     start, distance, gradient = (x.to(then) for x in (start, distance, gradient))
-    begin = torch.where(then < 0, first * torch.where(start > 0, start.sqrt(), torch.ones_like(start)), then)
+    begin = torch.where(then < 0, first * torch.where(start > 0, start.sqrt(), 1.0), then)
     far, squares = torch.maximum(begin, distance.sqrt()), history.squares + gradient
     return torch.where(squares > 0, far / squares.sqrt(), squares), History(far, squares)
