@@ -212,17 +212,17 @@ class Bucket:
 
     def observe(self, gradients: Tensors, scale: Tensor | None = None, kernels: Kernels | None = None) -> None:
         """Fix M by the first direction of the step, scale · gradients."""
-        compare("gradient", self.w, gradients)
         require_dense(gradients)
         self._gradients, self._matrix, self._loops = (gradients, scale), None, None
         metric, vectors = self.group.metric, {**self.vectors, "g": gradients}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
             vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
-            if (bound := kernels.bind(self.at[0], vectors)) is not None:  # and all were compared
+            if (bound := kernels.bind(self.at[0], vectors)) is not None:  # it has compared all
                 self._loops, self._gradients = bound[0], (bound[1], scale)
                 return
         elif kernels is not None and kernels.fused:
             raise RuntimeError(f"fused=True, but there are no compiled loops for {metric}: leave fused=None")
+        compare("gradient", self.w, gradients)
         self.check()
 
     def check(self) -> None:

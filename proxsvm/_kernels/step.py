@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ SHARE = 1 << 21  # elements that make a further thread worthwhile: those of torc
 DTYPES = (torch.float32, torch.float64)
 # The columns of a table; where a step has none, w stands for it.
 VECTORS = ("w", "g", "v", "q", "z", "moved", "average")
+SHAPE, IS_CPU = attrgetter("shape"), attrgetter("is_cpu")
 BLOCK = 1 << 12  # elements summed in their own precision, before they are added in float64
 OPTIONS = {"error_model": "numpy", "nogil": True}  # division by 0 is infinity; other threads run meanwhile
 
@@ -56,8 +58,8 @@ class Kernels:
         kept = dict(vectors)
         why = _obstacle(kept["w"], g := kept.pop("g"))
         if why is None:
-            at = {name: list(map(Tensor.data_ptr, tensors)) for name, tensors in kept.items()}
-            at["size"] = list(map(Tensor.numel, kept["w"]))
+            at: dict[str, list[Any]] = {name: list(map(Tensor.data_ptr, tensors)) for name, tensors in kept.items()}
+            at["shape"] = list(map(SHAPE, kept["w"]))
             loops = self._known.get(key)
             if loops is None or loops.at != at:  # something has moved
                 loops = Loops(kept, at) if _comparable(kept) else None
@@ -119,10 +121,11 @@ class Loops:
     It keeps that memory alive, so that no address is reused; that of the gradients belongs to the caller.
     """
 
-    def __init__(self, kept: Mapping[str, Tensors], at: dict[str, list[int]]) -> None:
+    def __init__(self, kept: Mapping[str, Tensors], at: dict[str, list[Any]]) -> None:
         self.at, self._alive = at, [t.detach() for tensors in kept.values() for t in tensors]
         self._dtype = np.dtype(f"f{self._alive[0].itemsize}")
-        chunks = [(i, k, min(CHUNK, n - k)) for i, n in enumerate(at["size"]) for k in range(0, n, CHUNK)]
+        sizes = [shape.numel() for shape in at["shape"]]
+        chunks = [(i, k, min(CHUNK, n - k)) for i, n in enumerate(sizes) for k in range(0, n, CHUNK)]
         self._tensor, self._begin, self._sizes = np.array(chunks or [(0, 0, 0)]).T.copy()
         self._ends = [0, *self._sizes.cumsum().tolist()]
         self._table = np.stack([self._indices(at.get(name, at["w"])) for name in VECTORS], axis=1)
@@ -134,6 +137,8 @@ class Loops:
 
     def read(self, w: Tensors, g: Tensors) -> Tensors:
         """The gradients of the next step, or copies in the layout of w where they have another one."""
+        if list(map(SHAPE, g)) != self.at["shape"] or not all(map(IS_CPU, g)):
+            compare("gradient", w, g)
         addresses = list(map(Tensor.data_ptr, g))
         if not _same_layout(w, g, addresses):
             g = [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, g, strict=True)]

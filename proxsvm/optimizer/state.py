@@ -66,8 +66,9 @@ class Store:
         t = states[0].get("t")
         if t is None:
             t = torch.zeros((), dtype=accumulator(p.dtype), device=p.device)
-        elif sum(isinstance(own, dict) and own.get("t") is t for own in self._state.values()) > len(states):
-            t = t.clone()
+        elif len(self._state) > len(states):
+            same = sum(isinstance(own, dict) and own.get("t") is t for own in self._state.values())
+            t = t.clone() if same > len(states) else t
         for own in states:
             own["t"] = t
 
