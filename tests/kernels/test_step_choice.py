@@ -103,6 +103,16 @@ def test_memory_that_is_not_aligned():
     assert Kernels().bind(0, {"w": [odd], "g": [torch.ones(3)]}) is None
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_another_shape_in_the_same_memory_is_told(fused):
+    p = nn.Parameter(torch.ones(2, 3))
+    optimizer = stepped([p], fused=fused)
+    p.grad, p.data = None, p.data.view(3, 2)
+    p.grad = torch.full_like(p, 0.1)
+    with pytest.raises(RuntimeError, match=r"velocity of parameter 0 has shape \(2, 3\)"):
+        optimizer.step(loss=0.01)
+
+
 def test_parameters_without_elements_beside_others():
     params = [nn.Parameter(torch.ones(n)) for n in (0, 3, 0)]
     stepped(params, fused=True)
