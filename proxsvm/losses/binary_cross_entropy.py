@@ -46,7 +46,6 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
             self.register_buffer(name, value)
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every loss with a target of the scores' shape; y in [0, 1]."""
         scores, target = super().prepare(scores, target)
         require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
         for name, given in (("weight", self.weight), ("pos_weight", self.pos_weight)):
@@ -64,10 +63,8 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         return scores.masked_fill(off, MASKED).masked_fill(on, -MASKED)
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """With torch's own kernel."""
         weight, positive = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
-        each = F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive)
-        return summed(each)
+        return summed(F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive))
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
         """The box −a ≤ s ≤ b under the entropy."""
