@@ -168,11 +168,7 @@ class Simplex(ClosedHull):
         return inner(self.cost, s)
 
     def best(self, v: Tensor) -> Atom:
-        """The wrong class with the largest margin, or 0 where none is positive."""
-        k, margin, _ = rival(v, self.target, self.cost)
-        one = (margin > 0).to(v)[:, None]
-        s = torch.zeros_like(v).scatter(1, k, one).scatter(1, self.target[:, None], -one)
-        return Atom(s, self.lift(s), margin.relu())
+        return Rivals(self.target, self.cost, 1).best(v)
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
         """The projection of e_y + (v + cost)/h onto the simplex."""
@@ -187,10 +183,7 @@ class Simplex(ClosedHull):
         return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
 
     def express(self) -> Polytope:
-        cp, e_y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
-        alpha = cp.Variable(e_y.shape, nonneg=True)
-        offset = cp.sum(cp.multiply(flat(self.cost), alpha), axis=1)
-        return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
+        return Rivals(self.target, self.cost, 1).express()
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,40 +220,43 @@ def project_on_simplex(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rivals(Hull):
-    """s = α − σ e_y, c = Σ_{j ≠ y} α_j with α ≥ 0 and σ = Σ_j α_j, over K classes; ``target`` is y, ``[n]``.
+    """s = α − σ e_y, c = ⟨cost, α⟩ with α ≥ 0 and σ = Σ_j α_j; ``target`` is y, ``[n]``, ``cost`` ``[n, K]``, 0 at y.
 
     With ``k``: α_j ≤ σ/k and σ ≤ 1, the top-k hinge. Without: α_j ≤ 1, the hinge of Weston and Watkins.
 
-    >>> Rivals(torch.tensor([0]), 3, k=2).best(torch.tensor([[2.0, 0.5, 1.5]]))
+    >>> cost = torch.tensor([[0.0, 1.0, 1.0]])
+    >>> Rivals(torch.tensor([0]), cost, k=2).best(torch.tensor([[2.0, 0.5, 1.5]]))
     Atom(s=tensor([[-0.5000,  0.0000,  0.5000]]), offset=tensor([0.5000]))
-    >>> Rivals(torch.tensor([0]), 3).best(torch.tensor([[1.0, 0.5, 2.0]]))
+    >>> Rivals(torch.tensor([0]), cost).best(torch.tensor([[1.0, 0.5, 2.0]]))
     Atom(s=tensor([[-2.,  1.,  1.]]), offset=tensor([2.]))
     """
 
     target: Tensor
-    K: int
+    cost: Tensor
     k: int | None = None
 
     def best(self, v: Tensor) -> Atom:
         """Every class within the margin; or the k with the largest margins, where their mean is positive."""
         y = self.target[:, None]
-        margin = (v - v.gather(1, y) + 1).scatter(1, y, 0.0)
+        margin = (v - v.gather(1, y)).add_(self.cost).scatter_(1, y, 0.0)
         if self.k is None:
             alpha, value = (margin > 0).to(v), margin.clamp(min=0).sum(1)
+            offset = inner(self.cost, alpha)
         else:
-            top = margin.topk(self.k, dim=1, sorted=False)
-            value = top.values.mean(1).clamp(min=0)
-            share = (value > 0).to(v)[:, None] / self.k
-            alpha = torch.zeros_like(v).scatter(1, top.indices, share.expand(-1, self.k))
-        others = alpha.scatter(1, y, 0.0).sum(1, keepdim=True)
-        return Atom(alpha.scatter(1, y, -others), others.squeeze(1), value)
+            # For a single one, max is faster.
+            margins, top = margin.topk(self.k, sorted=False) if self.k > 1 else margin.max(1, keepdim=True)
+            value = margins.mean(1).clamp(min=0)
+            share = ((value > 0).to(v)[:, None] / self.k).expand(-1, self.k)
+            alpha, offset = torch.zeros_like(v).scatter(1, top, share), inner(share, self.cost.gather(1, top))
+        alpha.scatter_(1, y, 0.0)
+        return Atom(alpha.scatter_(1, y, -alpha.sum(1, keepdim=True)), offset, value)
 
     def express(self) -> Polytope:
-        cp, y = load("cvxpy", extra="qp"), flat(F.one_hot(self.target, self.K))
+        cp, y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
         alpha = cp.Variable(y.shape, nonneg=True)
-        total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, self.K))
+        total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, y.shape[1]))
         bounds = [alpha <= 1] if self.k is None else [alpha <= total / self.k, total <= 1]
-        return Polytope((alpha - cp.multiply(y, total),), cp.sum(cp.multiply(1 - y, alpha), axis=1), bounds)
+        return Polytope((alpha - cp.multiply(y, total),), cp.sum(cp.multiply(flat(self.cost), alpha), axis=1), bounds)
 
 
 @dataclass(frozen=True)
