@@ -114,7 +114,7 @@ def _solved(problem: ProxProblem, solver: DualSolver) -> DualPoint:
     show(f"{line} …")
     watched: Any = solver
     if getattr(solver, "callback", show) is None:
-        watched = replace(watched, callback=lambda now: show(f"{line}, step {now.step}, gap {now.gap:.1e}"))
+        watched = replace(watched, callback=lambda now: show(f"{line}, step {now.step}, gap {max(now.gap, 0):.1e}"))
     point: DualPoint = watched.solve(problem)
     show("")
     return point
