@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -24,31 +23,23 @@ LEAST = 1e-4  # of the largest curvature: with less the model would be too steep
 TRIES = 100  # ... or after this many evaluations of it
 
 
-class State(ABC):
-    """The current dual point of a solve, and what its steps have revealed of G. ``dual`` is D there."""
+class State:
+    """The current dual point of a solve, and what its steps have revealed of G. ``dual`` is D there. A subclass has
+
+    ``scores()``: v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp.
+    ``ascent(v, atom)``: the slope of D towards an atom, its Σ p (⟨s, v⟩ + c) minus that of the point; of the oracle's,
+    the gap.
+    ``step(v, vertex)``: improves the point, given the oracle's atom at v, at the cost of a vjp.
+    ``point()``: the point after at least one step.
+    """
 
     def __init__(self, problem: ProxProblem) -> None:
         self.problem, self.start = problem, problem.start()
-        self.dual = self.dual_of_start = float(problem.dual(self.start))
+        assert self.start.dual is not None
+        self.dual = self.dual_of_start = float(self.start.dual)
         self.weight = problem.origin.coefficients  # p, [n]
         known = problem.origin.lower_bounds()
         self.bounds = torch.zeros_like(self.weight) if known is None else known  # c of the start, [n]
-
-    @abstractmethod
-    def scores(self) -> Any:
-        """v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp."""
-
-    @abstractmethod
-    def ascent(self, v: Any, atom: Atom) -> float:
-        """The slope of D towards ``atom``: its Σ p (⟨s, v⟩ + c) minus that of the point. Of the oracle's, the gap."""
-
-    @abstractmethod
-    def step(self, v: Any, vertex: Atom) -> None:
-        """Improve the point, given the oracle's atom at v; at the cost of a vjp."""
-
-    @abstractmethod
-    def point(self) -> DualPoint:
-        """The point after at least one step."""
 
 
 class CurvatureModel(State):
