@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from proxsvm._scores import detached, inner, like, parts
 from proxsvm.losses.base import ConvexLoss
@@ -54,11 +53,8 @@ class Report:
         """One of optimal, feasible, no certificate, VIOLATED."""
         if not self.certified:
             return "no certificate: the loss has an approximate oracle, so P and the gap are lower bounds"
-        if not self.ok:
-            return "VIOLATED: D ≤ QP ≤ P does not hold"
-        if self.optimal:
-            return "optimal"
-        return f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
+        feasible = f"feasible, D ≤ QP ≤ P; not optimal, the relative gap is {self.relative_gap:.1e}"
+        return "optimal" if self.optimal else feasible if self.ok else "VIOLATED: D ≤ QP ≤ P does not hold"
 
     def __str__(self) -> str:
         return f"""{self.solver}
@@ -116,10 +112,10 @@ def _solved(problem: ProxProblem, solver: DualSolver) -> DualPoint:
         print(f"{text:<100}", end="\r", file=sys.stderr, flush=True)
 
     show(f"{line} …")
+    watched: Any = solver
     if getattr(solver, "callback", show) is None:
-        watched: Any = solver
-        solver = replace(watched, callback=lambda now: show(f"{line}, step {now.step}, gap {now.gap:.1e}"))
-    point = solver.solve(problem)
+        watched = replace(watched, callback=lambda now: show(f"{line}, step {now.step}, gap {max(now.gap, 0):.1e}"))
+    point: DualPoint = watched.solve(problem)
     show("")
     return point
 
@@ -132,14 +128,15 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     oracle (``exact = False``) only the last is required. A structured hinge must have Δ(y, y) = 0.
     Raises AssertionError with the numbers, TypeError or ValueError for what is no atom. For tests of your own losses.
 
-    ``tol`` is relative to the largest score, and to the sum of the terms of ⟨s, u⟩ + c, which may cancel.
+    ``tol`` is relative to the largest score, and to the sum of the terms of ⟨s, u⟩ + c, which may cancel; it is never
+    less than 100 rounding errors of the scores' dtype.
 
     >>> from proxsvm.losses import L1Regression
     >>> check_loss(L1Regression(), torch.randn(4, 2), torch.randn(4, 2))
     """
     scores, target = loss.prepare(scores, target)
     scores = detached(loss.expand(scores, target))
-    name = type(loss).__name__
+    name, tol = type(loss).__name__, max(tol, 100 * torch.finfo(parts(scores)[0].dtype).eps)
     if isinstance(loss, StructuredHinge) and type(loss).features is not StructuredHinge.features:
         _check_labelling(loss, name, scores, target)
 
@@ -147,15 +144,13 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         if not ok:
             raise AssertionError(f"{name}{message}")
 
-    def noise(u: Tensor, t: int) -> Tensor:
-        return torch.randn_like(u) * 2.0 ** (t % 5 - 1)
-
-    points = [scores] + [like(scores, tuple(u + noise(u, t) for u in parts(scores))) for t in range(trials)]
+    points, widths = [scores], [2.0 ** (t % 5 - 1) for t in range(trials)]
+    points += [like(scores, tuple(u + width * torch.randn_like(u) for u in parts(scores))) for width in widths]
     atoms = [loss.oracle(u, target) for u in points]
     for u, atom in zip(points, atoms, strict=True):
         loss._check(atom, u)
         best = atom.b(u)
-        terms = inner(*(like(x, tuple(part.abs() for part in parts(x))) for x in (atom.s, u))) + atom.offset.abs()
+        terms = inner(*(tuple(part.abs() for part in parts(x)) for x in (atom.s, u))) + atom.offset.abs()
         slack = tol * (1 + max(float(x.abs().max()) for x in (*parts(u), terms)))
         lowest, apart = float(best.min()), float((atom.value_at(u) - best).abs().max())
         require(lowest >= -slack, f" is negative, {lowest:.3g}: (0, 0) is not in the hull of its atoms")

@@ -36,8 +36,7 @@ class FeatureLinearization(LinearMap):
         if self._transposed is None:  # of sparse features as CSR again, for fast products
             X = self.features.t()
             self._transposed = X if X.layout is torch.strided else _rows(X)
-        by_output = (self._transposed @ parts(s)[0].to(weight.dtype).reshape(n, -1)).t()
-        return [by_output.reshape(weight.shape)]
+        return [(self._transposed @ parts(s)[0].to(weight.dtype).reshape(n, -1)).t().reshape(weight.shape)]
 
     def jvp(self, d: Sequence[Tensor]) -> Scores:
         """X d, ``[n, *out]``."""
@@ -77,17 +76,15 @@ def as_features(features: Any) -> Tensor:
 
     Takes a dense tensor or array, a torch sparse tensor (COO, CSR or CSC) or a SciPy sparse matrix.
 
-    >>> as_features([[1, 0], [0, 2]])
-    tensor([[1., 0.],
-            [0., 2.]])
+    >>> as_features([[1, 2]])
+    tensor([[1., 2.]])
     """
     if hasattr(features, "tocsr"):  # SciPy
         csr = features.tocsr()
         if not csr.has_canonical_format:
             csr = csr.copy()  # it may be the caller's, and the sum is in place
             csr.sum_duplicates()
-        starts, columns, values = (torch.as_tensor(x) for x in (csr.indptr, csr.indices, csr.data))
-        tensor = _csr(starts, columns, values, csr.shape)
+        tensor = _csr(csr.indptr, csr.indices, csr.data, csr.shape)
     else:
         tensor = torch.as_tensor(features)
         if tensor.dim() == 2 and tensor.layout is not torch.strided:
@@ -108,10 +105,10 @@ def _rows(sparse: Tensor) -> Tensor:
     return _csr(rows.crow_indices(), rows.col_indices(), rows.values(), rows.shape)
 
 
-def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
+def _csr(starts: Any, columns: Any, values: Any, shape: Any) -> Tensor:
     small = max(len(values), *shape) < 2**31  # four bytes per index, which the fast products also need
     index = torch.int32 if small else torch.int64
-    starts, columns = (x.to(index, copy=True) for x in (starts, columns))  # a loop must not read changed ones
+    starts, columns = (torch.as_tensor(x).to(index, copy=True) for x in (starts, columns))  # nobody else changes them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns once that CSR is in beta
-        return torch.sparse_csr_tensor(starts, columns, values, tuple(shape), check_invariants=True)
+        return torch.sparse_csr_tensor(starts, columns, torch.as_tensor(values), tuple(shape), check_invariants=True)

@@ -20,7 +20,6 @@ from proxsvm._kernels.tensors import require_dense
 from proxsvm.linearization.base import LinearMap
 from proxsvm.losses.base import Scores, like, parts
 
-REENTRANT = "CheckpointFunctionBackward"
 FUSED = (
     "a multi-step solver differentiates twice, which a fused operation of this network cannot do. For attention use "
     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a cuDNN RNN run the forward pass under "
@@ -100,11 +99,10 @@ class Linearization(LinearMap):
             self._record(tuple(torch.zeros_like(u) for u in parts(self.scores)))
         live = [(g, x.to(g.dtype)) for g, x in zip(self._g, d, strict=True) if g.requires_grad]
         if not live:
-            return like(self.scores, tuple(torch.zeros_like(u) for u in parts(self.scores)))
+            return like(self.scores, tuple(torch.zeros_like(v) for v in self._v))
         outputs, moves = zip(*live, strict=True)
         with _explained():
-            changes = torch.autograd.grad(outputs, self._v, moves, retain_graph=True, materialize_grads=True)
-        return like(self.scores, changes)
+            return like(self.scores, torch.autograd.grad(outputs, self._v, moves, True, materialize_grads=True))
 
     def _record(self, at: Sequence[Tensor]) -> None:
         """Build v = ``at`` and the graph of g(v) = Jᵀ v."""
@@ -141,16 +139,13 @@ class Linearization(LinearMap):
 
 def leaves(scores: Scores) -> set[int]:
     """The ids of the leaf tensors that the scores' graph reaches: those that a backward pass would give a gradient."""
-    found = {id(u) for u in parts(scores) if u.is_leaf}
-    for node in _nodes(parts(scores)):
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        elif type(node).__name__ == REENTRANT:
-            raise RuntimeError(
-                "the network uses reentrant checkpointing, which hides its parameters from the graph: no solver could "
-                "train them. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            )
-    return found
+    found = set(_leaves(parts(scores)))
+    if None in found:
+        raise RuntimeError(
+            "the network uses reentrant checkpointing, which hides its parameters from the graph: no solver could "
+            "train them. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )
+    return {leaf for leaf in found if leaf is not None}
 
 
 def reaches(value: Tensor, ids: Set[int]) -> bool:
@@ -163,22 +158,20 @@ def reaches(value: Tensor, ids: Set[int]) -> bool:
     >>> reaches((3 * w).sum(), {id(w)}), reaches((3 * w).sum(), {id(torch.ones(2))})
     (True, False)
     """
-    if id(value) in ids:
-        return True
-    for node in _nodes([value]):
-        variable = getattr(node, "variable", None)
-        if (variable is not None and id(variable) in ids) or type(node).__name__ == REENTRANT:
-            return True
-    return False
+    return any(leaf is None or leaf in ids for leaf in _leaves([value]))
 
 
-def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """The nodes of the graph behind some tensors, depth first."""
+def _leaves(tensors: Sequence[Tensor]) -> Iterator[int | None]:
+    """The ids of the leaves behind some tensors, depth first; None for reentrant checkpointing, which hides its own."""
+    yield from (id(u) for u in tensors if u.is_leaf)
     stack = [u.grad_fn for u in tensors if u.grad_fn is not None]
     seen = set(stack)
     while stack:
-        node = stack.pop()
-        yield node
+        node: Any = stack.pop()
+        if hasattr(node, "variable"):
+            yield id(node.variable)
+        elif type(node).__name__ == "CheckpointFunctionBackward":
+            yield None
         for after, _ in node.next_functions:
             if after is not None and after not in seen:
                 seen.add(after)
@@ -191,8 +184,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        hint = next((hint for known, hint in HINTS.items() if known in text), None)
-        if hint is None:
-            raise
-        raise RuntimeError(f"{hint}. (autograd said: {text.splitlines()[0]})") from error
+        for known, hint in HINTS.items():
+            if known in str(error):
+                raise RuntimeError(f"{hint}. (autograd said: {str(error).splitlines()[0]})") from error
+        raise

@@ -38,7 +38,6 @@ class AveragePrecisionHinge(BinaryLoss):
     """
 
     def prepare(self, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """As for every binary loss."""
         scores, y = super().prepare(scores, target)
         if scores.dim() != 2:
             given = f"{type(self).__name__} got scores of shape {tuple(scores.shape)}"

@@ -46,11 +46,11 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
             self.register_buffer(name, value)
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every loss with a target of the scores' shape; y in [0, 1]."""
         scores, target = super().prepare(scores, target)
         require((target >= 0) & (target <= 1), f"{type(self).__name__} got a target outside [0, 1]")
-        for name, given in (("weight", self.weight), ("pos_weight", self.pos_weight)):
-            if given is not None and not _broadcasts(given, scores):
+        for name, given in self.named_buffers():
+            pairs = zip(given.shape[::-1], scores.shape[::-1], strict=False)
+            if given.dim() > scores.dim() or any(size not in (1, full) for size, full in pairs):
                 shapes = f"{tuple(given.shape)}; expected what broadcasts to {tuple(scores.shape)}"
                 raise ValueError(f"{name} has shape {shapes}")
         return scores, target
@@ -64,21 +64,14 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         return scores.masked_fill(off, MASKED).masked_fill(on, -MASKED)
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """With torch's own kernel."""
         weight, positive = (None if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
-        each = F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive)
-        return summed(each)
+        return summed(F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive))
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
         """The box −a ≤ s ≤ b under the entropy."""
-        omega = torch.ones_like(scores) if self.weight is None else self.weight.to(scores).expand(scores.shape)
-        a = omega * target if self.pos_weight is None else omega * target * self.pos_weight.to(scores)
-        return EntropyBox(a, omega * (1 - target))
+        omega, pi = (1.0 if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
+        return EntropyBox(omega * pi * target, omega * (1 - target))
 
     def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor:
         """Σ_j (a_j + b_j) times the entropy of a_j / (a_j + b_j); 0 where y is 0 or 1."""
         return self.hull(scores, target).lift(torch.zeros_like(scores))
-
-
-def _broadcasts(x: Tensor, to: Tensor) -> bool:
-    return x.dim() <= to.dim() and all(a in (1, b) for a, b in zip(x.shape[::-1], to.shape[::-1], strict=False))

@@ -61,7 +61,6 @@ class CrossEntropy(ClassLoss, SmoothLoss):
         return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, self.label_smoothing)
 
     def soft(self, target: Tensor, grid: torch.Size, K: int) -> Tensor:
-        """Class probabilities as ``[n, K]``."""
         shape, expected = tuple(target.shape), (*grid[:1], K, *grid[1:])
         if shape not in (expected, (grid.numel(), K)):
             given = f"CrossEntropy got class probabilities of shape {shape}"

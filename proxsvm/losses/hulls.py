@@ -60,12 +60,10 @@ class Atom:
     def where(self, chosen: Tensor, other: Atom) -> Atom:
         """This atom for the samples that are ``chosen`` (bool, ``[n]``), ``other`` for the rest."""
 
-        def mix(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(as_column(chosen, a), a, b)
-
-        mixed = tuple(mix(a, b) for a, b in zip(parts(self.s), parts(other.s), strict=True))
-        value = None if self.value is None or other.value is None else mix(self.value, other.value)
-        return Atom(like(self.s, mixed), mix(self.offset, other.offset), value)
+        pairs = zip(parts(self.s), parts(other.s), strict=True)
+        s = like(self.s, tuple(torch.where(as_column(chosen, a), a, b) for a, b in pairs))
+        value = None if self.value is None or other.value is None else torch.where(chosen, self.value, other.value)
+        return Atom(s, torch.where(chosen, self.offset, other.offset), value)
 
 
 class Polytope(NamedTuple):
@@ -113,9 +111,11 @@ class ClosedHull(Hull):
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """``rows``, ``[k, *s.shape]``, projected onto the directions in which a nearest s moves within its face."""
 
-    @abstractmethod
     def contains(self, s: Tensor, slack: float) -> bool:
-        """Whether s, with its best c, is in the hull, up to a rounding error of ``slack``."""
+        """Whether s is in the hull, up to a rounding error of ``slack``: whether it is the nearest point to itself."""
+        h = torch.full_like(s[:1], 1e20)  # c does not count
+        (nearest,) = parts(self.nearest(h * s, h).s)
+        return bool(((nearest - s).abs() <= slack).all())
 
 
 def flat(x: Tensor) -> Array:
@@ -130,7 +130,6 @@ class Listed(Hull):
     atoms: Sequence[Atom]
 
     def best(self, v: Any) -> Atom:
-        """The best of the list, by trying each."""
         found, value = self.atoms[0], self.atoms[0].b(v)
         for atom in self.atoms[1:]:
             b = atom.b(v)
@@ -142,8 +141,8 @@ class Listed(Hull):
         cp, n = load("cvxpy", extra="qp"), len(self.atoms[0].offset)
         alpha = cp.Variable((n, len(self.atoms)), nonneg=True)
         s = []
-        for k in range(len(parts(self.atoms[0].s))):
-            of_sample = np.stack([flat(parts(atom.s)[k]) for atom in self.atoms], axis=1)  # [n, T, size]
+        for tensors in zip(*(parts(atom.s) for atom in self.atoms), strict=True):
+            of_sample = np.stack([flat(x) for x in tensors], axis=1)  # [n, T, size]
             s.append(cp.vstack([alpha[i] @ of_sample[i] for i in range(n)]))
         offset = cp.sum(cp.multiply(np.hstack([flat(atom.offset) for atom in self.atoms]), alpha), axis=1)
         return Polytope(tuple(s), offset, [cp.sum(alpha, axis=1) <= 1])
@@ -166,39 +165,25 @@ class Simplex(ClosedHull):
     cost: Tensor
 
     def lift(self, s: Tensor) -> Tensor:
-        """⟨cost, s⟩, which is ⟨cost, α⟩."""
-        return (s * self.cost).sum(1)
+        return inner(self.cost, s)
 
     def best(self, v: Tensor) -> Atom:
-        """The wrong class with the largest margin, or 0 where none is positive."""
-        k, margin, _ = rival(v, self.target, self.cost)
-        one = (margin > 0).to(v)[:, None]
-        s = torch.zeros_like(v).scatter(1, k, one).scatter(1, self.target[:, None], -one)
-        return Atom(s, (one * self.cost.gather(1, k)).squeeze(1), margin.relu())
+        return Rivals(self.target, self.cost, 1).best(v)
 
     def nearest(self, v: Tensor, h: Tensor) -> Atom:
-        """The projection of e_y + (v + cost)/h onto the simplex, by sorting; ``h`` broadcasts to ``[n, 1]``."""
+        """The projection of e_y + (v + cost)/h onto the simplex."""
         e_y = one_hot(v, self.target, v.shape[1])
         s = project_on_simplex(e_y + (v + self.cost) / h) - e_y
         return Atom(s, self.lift(s))
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """The directions that keep Σα and every α_k = 0."""
-        free = (s.scatter_add(1, self.target[:, None], torch.ones_like(s[:, :1])) > 0).to(s)  # α > 0
+        free = (s + one_hot(s, self.target, s.shape[1]) > 0).to(s)  # α > 0
         inside = free * rows
         return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
 
-    def contains(self, s: Tensor, slack: float) -> bool:
-        """α ≥ 0 and Σ_k α_k = 1."""
-        alpha = s + one_hot(s, self.target, s.shape[1])
-        return bool((alpha >= -slack).all() and (s.sum(1).abs() <= slack * s.shape[1]).all())
-
     def express(self) -> Polytope:
-        """α ≥ 0, Σ_k α_k = 1, s = α − e_y, c = ⟨cost, α⟩."""
-        cp, e_y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
-        alpha = cp.Variable(e_y.shape, nonneg=True)
-        offset = cp.sum(cp.multiply(flat(self.cost), alpha), axis=1)
-        return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
+        return Rivals(self.target, self.cost, 1).express()
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,48 +220,48 @@ def project_on_simplex(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rivals(Hull):
-    """s = α − σ e_y, c = Σ_{j ≠ y} α_j with α ≥ 0 and σ = Σ_j α_j, over K classes; ``target`` is y, ``[n]``.
+    """s = α − σ e_y, c = ⟨cost, α⟩ with α ≥ 0 and σ = Σ_j α_j; ``target`` is y, ``[n]``, ``cost`` ``[n, K]``, 0 at y.
 
     With ``k``: α_j ≤ σ/k and σ ≤ 1, the top-k hinge. Without: α_j ≤ 1, the hinge of Weston and Watkins.
 
-    >>> Rivals(torch.tensor([0]), 3, k=2).best(torch.tensor([[2.0, 0.5, 1.5]]))
+    >>> cost = torch.tensor([[0.0, 1.0, 1.0]])
+    >>> Rivals(torch.tensor([0]), cost, k=2).best(torch.tensor([[2.0, 0.5, 1.5]]))
     Atom(s=tensor([[-0.5000,  0.0000,  0.5000]]), offset=tensor([0.5000]))
-    >>> Rivals(torch.tensor([0]), 3).best(torch.tensor([[1.0, 0.5, 2.0]]))
+    >>> Rivals(torch.tensor([0]), cost).best(torch.tensor([[1.0, 0.5, 2.0]]))
     Atom(s=tensor([[-2.,  1.,  1.]]), offset=tensor([2.]))
     """
 
     target: Tensor
-    K: int
+    cost: Tensor
     k: int | None = None
 
     def best(self, v: Tensor) -> Atom:
         """Every class within the margin; or the k with the largest margins, where their mean is positive."""
         y = self.target[:, None]
-        margin = (v - v.gather(1, y) + 1).scatter(1, y, 0.0)
+        margin = (v - v.gather(1, y)).add_(self.cost).scatter_(1, y, 0.0)
         if self.k is None:
             alpha, value = (margin > 0).to(v), margin.clamp(min=0).sum(1)
+            offset = inner(self.cost, alpha)
         else:
-            top = margin.topk(self.k, dim=1, sorted=False)
-            value = top.values.mean(1).clamp(min=0)
-            share = (value > 0).to(v)[:, None] / self.k
-            alpha = torch.zeros_like(v).scatter(1, top.indices, share.expand(-1, self.k))
-        own = alpha.gather(1, y)
-        others = alpha.sum(1, keepdim=True) - own
-        return Atom(alpha.scatter(1, y, -others), others.squeeze(1), value)
+            # For a single one, max is faster.
+            margins, top = margin.topk(self.k, sorted=False) if self.k > 1 else margin.max(1, keepdim=True)
+            value = margins.mean(1).clamp(min=0)
+            share = ((value > 0).to(v)[:, None] / self.k).expand(-1, self.k)
+            alpha, offset = torch.zeros_like(v).scatter(1, top, share), inner(share, self.cost.gather(1, top))
+        alpha.scatter_(1, y, 0.0)
+        return Atom(alpha.scatter_(1, y, -alpha.sum(1, keepdim=True)), offset, value)
 
     def express(self) -> Polytope:
-        """α as the variable."""
-        cp, y = load("cvxpy", extra="qp"), flat(F.one_hot(self.target, self.K))
+        cp, y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
         alpha = cp.Variable(y.shape, nonneg=True)
-        total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, self.K))
+        total = cp.sum(alpha, axis=1, keepdims=True) @ np.ones((1, y.shape[1]))
         bounds = [alpha <= 1] if self.k is None else [alpha <= total / self.k, total <= 1]
-        return Polytope((alpha - cp.multiply(y, total),), cp.sum(cp.multiply(1 - y, alpha), axis=1), bounds)
+        return Polytope((alpha - cp.multiply(y, total),), cp.sum(cp.multiply(flat(self.cost), alpha), axis=1), bounds)
 
 
 @dataclass(frozen=True)
 class EntropySimplex(Hull):
     """s = m α − q, c ≤ m · entropy(α) over α ≥ 0, Σ_k α_k = 1, with q ≥ 0 ``[n, K]`` and m = Σ_k q_k: cross-entropy.
-
 
     >>> EntropySimplex(torch.tensor([[1.0, 0.0]])).best(torch.zeros(1, 2))
     Atom(s=tensor([[-0.5000,  0.5000]]), offset=tensor([0.6931]))
@@ -297,10 +282,9 @@ class EntropySimplex(Hull):
         return mass * entropy
 
     def express(self) -> Polytope:
-        """α as the variable, by exponential cones."""
         cp, q = load("cvxpy", extra="qp"), flat(self.q)
         alpha, mass = cp.Variable(q.shape, nonneg=True), q.sum(1)
-        s = cp.multiply(mass[:, None] * (0 * q + 1), alpha) - q
+        s = cp.diag(mass) @ alpha - q
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
 
 
@@ -324,8 +308,12 @@ class Box(ClosedHull):
     band: float = 0.0
     ridge: float = 0.0
 
+    @staticmethod
+    def between(low: float, high: float, center: Tensor, band: float = 0.0, ridge: float = 0.0) -> Box:
+        """The box with the same bounds for all outputs."""
+        return Box(torch.full_like(center, low), torch.full_like(center, high), center, band, ridge)
+
     def lift(self, s: Tensor) -> Tensor:
-        """−⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
         return self.worth(s, -self.center)
 
     def worth(self, s: Tensor, residual: Tensor) -> Tensor:
@@ -334,7 +322,6 @@ class Box(ClosedHull):
         return worth.reshape(len(s), -1).sum(1)
 
     def best(self, v: Tensor) -> Atom:
-        """The nearest point for h = 0; without a ridge, a bound."""
         s, offset = self.nearest(v, 0.0)
         return Atom(s, offset, self.worth(s, v - self.center))
 
@@ -346,15 +333,9 @@ class Box(ClosedHull):
 
     def tangent(self, s: Tensor, rows: Tensor) -> Tensor:
         """The outputs that are free to move: between their bounds, off the band."""
-        free = (s > self.low) & (s < self.high)
-        return (free & (s != 0) if self.band else free).to(s) * rows
-
-    def contains(self, s: Tensor, slack: float) -> bool:
-        """low ≤ s ≤ high."""
-        return bool(((s >= self.low - slack) & (s <= self.high + slack)).all())
+        return ((s > self.low) & (s < self.high) & ((s != 0) | (self.band == 0))).to(s) * rows
 
     def express(self) -> Polytope:
-        """s itself as the variable."""
         cp, low, high, center = load("cvxpy", extra="qp"), flat(self.low), flat(self.high), flat(self.center)
         s = cp.Variable(center.shape)
         paid = cp.multiply(center, s) + self.band * cp.abs(s) + self.ridge / 2 * cp.square(s)
@@ -376,11 +357,10 @@ class EntropyBox(Hull):
         return EntropySimplex(q).lift(both).reshape(len(s), -1).sum(1)
 
     def express(self) -> Polytope:
-        """α as the variable, by exponential cones."""
         cp, a, mass = load("cvxpy", extra="qp"), flat(self.a), flat(self.a + self.b)
-        alpha = cp.Variable(a.shape)
+        alpha = cp.Variable(a.shape, nonneg=True)
         offset = cp.sum(cp.multiply(mass, cp.entr(alpha) + cp.entr(1 - alpha)), axis=1)
-        return Polytope((cp.multiply(mass, alpha) - a,), offset, [alpha >= 0, alpha <= 1])
+        return Polytope((cp.multiply(mass, alpha) - a,), offset, [alpha <= 1])
 
 
 @dataclass(frozen=True)
@@ -403,13 +383,11 @@ class MarginalHull(Hull):
         return MarginalHull(marginals, parts(structure.features(target, scores)), None if cost is None else parts(cost))
 
     def lift(self, s: Any) -> Tensor | None:
-        """⟨cost, s⟩, or the entropy, where the structure has a formula for it."""
         if self.cost is None:
             return self.marginals.entropy(tuple(a + b for a, b in zip(parts(s), self.truth, strict=True)))
         return paid(self.cost, s)
 
     def express(self) -> Polytope:
-        """μ as the variables."""
         cp = load("cvxpy", extra="qp")
         mu, constraints, entropy = self.marginals.express(with_entropy=self.cost is None)
         s = tuple(x - flat(phi) for x, phi in zip(mu, self.truth, strict=True))

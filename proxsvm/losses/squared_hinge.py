@@ -23,17 +23,14 @@ class SquaredHinge(RegressionLoss, SmoothLoss):
     """
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every loss with a target of the scores' shape; y is 0 or 1."""
         scores, target = super().prepare(scores, target)
         require((target == 0) | (target == 1), f"{type(self).__name__} got a target that is not 0 or 1")
         return scores, target
 
     def formula(self, scores: Tensor, target: Tensor) -> Tensor:
-        """The definition."""
         return summed((1 - (2 * target - 1) * scores).clamp(min=0).square())
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:
         """s on the side of −t, under a paraboloid."""
-        t = 2 * target - 1
-        infinite = torch.full_like(scores, torch.inf)
-        return Box(torch.where(t > 0, -infinite, 0.0), torch.where(t > 0, 0.0, infinite), t, ridge=0.5)
+        bound = torch.inf * torch.ones_like(target)
+        return Box((-bound).where(target == 1, 0.0), bound.where(target == 0, 0.0), 2 * target - 1, ridge=0.5)

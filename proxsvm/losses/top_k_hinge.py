@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from proxsvm._scores import one_hot
 from proxsvm.losses._classes import ClassLoss
 from proxsvm.losses.base import PiecewiseLinearLoss
 from proxsvm.losses.hulls import Rivals
@@ -34,7 +35,7 @@ class TopKHinge(ClassLoss, PiecewiseLinearLoss):
         self.k = int(k)
 
     def hull(self, scores: Tensor, target: Tensor) -> Rivals:
-        """The top-k simplex."""
         if scores.shape[1] < self.k:
             raise ValueError(f"TopKHinge(k={self.k}) got scores of {scores.shape[1]} classes; expected at least k")
-        return Rivals(self.classes(scores, target), scores.shape[1], self.k)
+        y = self.classes(scores, target)
+        return Rivals(y, 1 - one_hot(scores, y, scores.shape[1]), self.k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from proxsvm._scores import one_hot
 from proxsvm.losses._classes import ClassLoss
 from proxsvm.losses.base import PiecewiseLinearLoss
 from proxsvm.losses.hulls import Rivals
@@ -23,5 +24,5 @@ class WestonWatkinsHinge(ClassLoss, PiecewiseLinearLoss):
     """
 
     def hull(self, scores: Tensor, target: Tensor) -> Rivals:
-        """Every wrong class with a weight of at most 1."""
-        return Rivals(self.classes(scores, target), scores.shape[1])
+        y = self.classes(scores, target)
+        return Rivals(y, 1 - one_hot(scores, y, scores.shape[1]))

@@ -1,8 +1,7 @@
-"""What CorrectiveFW keeps between its steps: a dual point in the space of scores, where v = v₀ − G x."""
+"""What CorrectiveFW keeps between its steps: a dual point, and what is known of v = v₀ − G x, its scores."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.tensors import Array
-from proxsvm._scores import as_column
-from proxsvm.losses.base import Atom, Scores, detached, parts
+from proxsvm._scores import as_column, inner
+from proxsvm.losses.base import Atom, Scores, detached, like, parts
 from proxsvm.losses.hulls import ClosedHull
+from proxsvm.metrics.base import dots
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem, best_gamma
-from proxsvm.solvers._arrays import flatten, unflatten
 
 MISSED = 0.5  # the fraction of the curvature missed in the last move that the model expects in the next
 SOLVED = 1e-2  # the model is solved once its gradient is this fraction of the first one
@@ -24,51 +23,26 @@ LEAST = 1e-4  # of the largest curvature: with less the model would be too steep
 TRIES = 100  # ... or after this many evaluations of it
 
 
-class ScoreSpacePoint(ABC):
-    """The current dual point, and what its steps have revealed of G. ``dual`` is D there."""
+class State:
+    """The current dual point of a solve, and what its steps have revealed of G. ``dual`` is D there. A subclass has
+
+    ``scores()``: v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp.
+    ``ascent(v, atom)``: the slope of D towards an atom, its Σ p (⟨s, v⟩ + c) minus that of the point; of the oracle's,
+    the gap.
+    ``step(v, vertex)``: improves the point, given the oracle's atom at v, at the cost of a vjp.
+    ``point()``: the point after at least one step.
+    """
 
     def __init__(self, problem: ProxProblem) -> None:
-        self.problem = problem
-        self.start = problem.start()
+        self.problem, self.start = problem, problem.start()
         assert self.start.dual is not None
         self.dual = self.dual_of_start = float(self.start.dual)
         self.weight = problem.origin.coefficients  # p, [n]
         known = problem.origin.lower_bounds()
         self.bounds = torch.zeros_like(self.weight) if known is None else known  # c of the start, [n]
 
-    @abstractmethod
-    def scores(self) -> Any:
-        """v = v₀ − G x. What the last step reveals of G is evaluated here, at the cost of a jvp."""
 
-    @abstractmethod
-    def ascent(self, v: Any, atom: Atom) -> float:
-        """The slope of D towards ``atom``: its Σ p (⟨s, v⟩ + c) minus that of the point. Of the oracle's, the gap."""
-
-    @abstractmethod
-    def step(self, v: Any, vertex: Atom) -> None:
-        """Improve the point, given the oracle's atom at v; at the cost of a vjp."""
-
-    @abstractmethod
-    def _moved(self, steps: int) -> DualPoint:
-        """The point after at least one step, with its delta."""
-
-    def point(self, steps: int, gap: float | None) -> DualPoint:
-        """The current point with D and, where it is known, its gap."""
-        found = self.start
-        if steps:
-            found = self._moved(steps)
-            found = replace(found, dual=self.problem.dual(found))
-        return found if gap is None else replace(found, gap=torch.full_like(self.weight[0], gap))
-
-    def _push(self, x: Scores) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """delta = Jᵀx, H⁻¹ delta and ‖delta‖² = ⟨x, G x⟩."""
-        delta = self.problem.linearization.vjp(x, True)
-        move = self.problem.geometry.solve(delta)
-        squares = [torch.sum(a * b, dtype=self.weight.dtype).to(self.weight) for a, b in zip(delta, move, strict=True)]
-        return delta, move, torch.stack(squares).sum()
-
-
-class CurvatureModel(ScoreSpacePoint):
+class CurvatureModel(State):
     """For a loss whose hull has a closed form: the current point, and a model of the curvature G around it.
 
     Each move d of x = p·s reveals G d. The rows of L are these, minus what earlier rows explain, as in Cholesky's
@@ -89,8 +63,7 @@ class CurvatureModel(ScoreSpacePoint):
         self.gx = torch.zeros_like(self.v0)
         self.delta: list[Tensor] = []
         self.L = self.v0.new_empty(memory, self.v0.numel())
-        self.size, self.mass = 0, 0.0
-        self.h, self.top = 0.0, 0.0  # the model's h, and the largest curvature seen
+        self.size, self.mass, self.h, self.top = 0, 0.0, 0.0, 0.0  # h is the model's, top the largest curvature seen
         self.rounding = max(1e-9, 100 * torch.finfo(self.v0.dtype).eps)
         # H⁻¹ delta, γ, L d and pivot of the last move, of which G d is not known yet
         self.unsettled: tuple[list[Tensor], float, Array, float] | None = None
@@ -127,10 +100,11 @@ class CurvatureModel(ScoreSpacePoint):
             atom, slope = vertex, self.ascent(v, vertex)
         change = self._change(atom)
         d = self.p * change
-        delta, move, own = self._push(d)
+        delta = self.problem.linearization.vjp(d, True)
+        move = self.problem.geometry.solve(delta)
         x = d.reshape(-1)
         *numbers, norm = self.problem.mean(torch.cat([self.L[: self.size] @ x, torch.dot(x, x)[None]])).tolist()
-        known, curved = np.array(numbers), float(own)
+        known, curved = np.array(numbers), float(dots(delta, move))
         gamma = float(best_gamma(self._tensor(slope), self._tensor(curved)))
         self.dual += gamma * slope - gamma**2 * curved / 2
         self.mass += gamma * (1 - self.mass)
@@ -181,78 +155,68 @@ class CurvatureModel(ScoreSpacePoint):
     def _tensor(self, x: Array | float) -> Tensor:
         return torch.as_tensor(x, dtype=self.v0.dtype, device=self.v0.device)
 
-    def _moved(self, steps: int) -> DualPoint:
-        """The current point; its delta was updated along the way."""
+    def point(self) -> DualPoint:
         atom = Atom(self.s, self.offset)
         lam = self.problem.expect(atom.b(detached(self.problem.origin.scores)))
-        return DualPoint(self.delta, lam, torch.full_like(lam, self.mass), steps, atom=atom)
+        return DualPoint(self.delta, lam, torch.full_like(lam, self.mass), 1, atom=atom)
 
 
-class AtomHull(ScoreSpacePoint):
+class AtomHull(State):
     """For a loss with only an oracle: its atoms so far and their weights ``a``; the current point is their combination.
 
-    A row of ``s`` is an atom's flattened s, with ``offset`` its c and ``gx`` its G x; ``lin`` is its Σ p (⟨s, v₀⟩ + c).
-    The dual of a combination a of the rows is −½‖r‖² + ⟨lin, a⟩ − ½ ⟨a, Q a⟩ with Q = ⟨x, G x⟩. Row 0 is the start,
-    s = 0 and c the loss's lower bound; once the memory is full, it becomes the current point of that moment.
+    An atom is kept as the tensors of its s and c; ``gx`` is its G x, and ``lin`` its Σ p (⟨s, v₀⟩ + c). The dual of a
+    combination a is −½‖r‖² + ⟨lin, a⟩ − ½ ⟨a, Q a⟩ with Q = ⟨x, G x⟩. Atom 0 is the start, s = 0 and c the loss's lower
+    bound; once the memory is full, it becomes the current point of that moment.
     """
 
     def __init__(self, problem: ProxProblem, memory: int) -> None:
         super().__init__(problem)
-        self.v0 = problem.linearised_scores(self.start)
-        self.flat_v0 = flatten(self.v0).reshape(-1)
-        self.p = self.weight.repeat_interleave(len(self.flat_v0) // len(self.weight)).to(self.flat_v0)
-        self.limit = memory + 2
-        self.s = self.gx = torch.zeros_like(self.p)[None]
-        self.offset = self.bounds[None].to(self.p)
-        self.worth = float(self.start.lam)  # Σ p (⟨s, v⟩ + c) of the current point at its own scores v
-        self.Q, self.lin, self.a = np.zeros((1, 1)), np.array([self.worth]), np.ones(1)
-        self.mass = np.zeros(1)  # the fraction of a row that is not the start
-        self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest row, whose G x is not known yet
+        self.v0, self.limit = problem.linearised_scores(self.start), memory + 2
+        zero = tuple(torch.zeros_like(u) for u in parts(self.v0))
+        self.gx, self.atoms = [zero], [(*zero, self.bounds)]
+        self.Q, self.lin, self.a = np.zeros((1, 1)), np.array([float(self.start.lam)]), np.ones(1)
+        self.mass = np.zeros(1)  # the fraction of an atom that is not the start
+        self.unsettled: list[Tensor] | None = None  # H⁻¹ delta of the newest atom, whose G x is not known yet
+
+    def _combined(self, rows: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        found = tuple(torch.zeros_like(x) for x in rows[0])
+        for weight, row in zip(self.a.tolist(), rows, strict=True):
+            torch._foreach_add_(found, row, alpha=weight)
+        return found
 
     def scores(self) -> Any:
         if self.unsettled is not None:
-            gx = flatten(self.problem.linearization.jvp(self.unsettled)).reshape(1, -1)
-            self.gx, self.unsettled = torch.cat([self.gx, gx.to(self.p)]), None
-        return self._scores(self.flat_v0 - self._combined(self.gx))
-
-    def _combined(self, rows: Tensor) -> Tensor:
-        return torch.as_tensor(self.a).to(rows) @ rows
+            self.gx.append(parts(self.problem.linearization.jvp(self.unsettled)))
+            self.unsettled = None
+        return like(self.v0, tuple(torch._foreach_sub(parts(self.v0), self._combined(self.gx))))
 
     def ascent(self, v: Scores, atom: Atom) -> float:
-        return float(self.problem.expect(atom.value_at(v))) - self.worth
+        return float(self.problem.expect(atom.value_at(v))) - float(self.a @ (self.lin - self.Q @ self.a))
 
     def step(self, v: Scores, vertex: Atom) -> None:
         """Add the atom, and move to the best point of the hull."""
-        if len(self.s) == self.limit:
-            self._forget()
-        s, offset = flatten(vertex.s).reshape(-1).to(self.p), vertex.offset.to(self.p)
-        x = self.p * s
-        _, self.unsettled, own = self._push(self._scores(x))
-        linear = torch.dot(x, self.flat_v0), torch.dot(self.weight, offset)
-        *products, lin_s, lin_c = self.problem.mean(torch.cat([self.gx @ x, torch.stack(linear)])).tolist()
-        self.s, self.offset = torch.cat([self.s, s[None]]), torch.cat([self.offset, offset[None]])
-        self.Q = np.block([[self.Q, np.array(products)[:, None]], [np.array(products), float(own)]])
-        self.lin, self.mass = np.append(self.lin, lin_s + lin_c), np.append(self.mass, 1.0)
+        if len(self.atoms) == self.limit:  # keep the current point and the newest half of the others
+            newest = 1 + self.limit // 2
+            self.atoms, self.gx = ([self._combined(rows), *rows[newest:]] for rows in (self.atoms, self.gx))
+            W = np.vstack([self.a, np.eye(self.limit)[newest:]])
+            self.Q, self.lin, self.mass = W @ self.Q @ W.T, W @ self.lin, W @ self.mass
+            self.a = np.eye(1, len(W))[0]
+        delta = self.problem.vertex(vertex, reuse=True).delta
+        self.unsettled = self.problem.geometry.solve(delta)
+        sums = [inner(vertex.s, like(self.v0, gx)) for gx in self.gx] + [vertex.b(self.v0)]
+        *known, lin = self.problem.mean(torch.stack(sums) @ self.weight).tolist()
+        products = np.array([*known, float(dots(delta, self.unsettled))])
+        self.Q = np.block([[self.Q, products[:-1, None]], [products]])
+        self.lin, self.mass = np.append(self.lin, lin), np.append(self.mass, 1.0)
+        self.atoms.append((*parts(vertex.s), vertex.offset))
         self.a = simplex_qp(self.Q, self.lin, np.append(self.a, 0.0))
-        along, curved = float(self.a @ self.lin), float(self.a @ self.Q @ self.a)
-        self.dual, self.worth = self.dual_of_start - float(self.start.lam) + along - curved / 2, along - curved
+        self.dual = self.dual_of_start - float(self.start.lam) + float(self.a @ (self.lin - self.Q @ self.a / 2))
 
-    def _forget(self) -> None:
-        """Free rows: keep the current point as row 0, and the newest half of the others."""
-        W = np.vstack([self.a, np.eye(len(self.a))[1 + len(self.a) // 2 :]])  # new rows as combinations of old ones
-        weights = torch.as_tensor(W).to(self.p)
-        self.s, self.gx, self.offset = (weights @ rows for rows in (self.s, self.gx, self.offset))
-        self.Q, self.lin, self.mass = W @ self.Q @ W.T, W @ self.lin, W @ self.mass
-        self.a = np.eye(1, len(W))[0]
-
-    def _moved(self, steps: int) -> DualPoint:
-        """The combination, at the cost of a vjp."""
-        now = Atom(self._scores(self._combined(self.s)), self._combined(self.offset))
-        gamma = torch.full_like(self.p[0], min(1.0, float(self.a @ self.mass)))
-        return replace(self.problem.vertex(now), gamma=gamma, steps=steps)
-
-    def _scores(self, flat: Tensor) -> Scores:
-        return unflatten(flat.reshape(len(self.weight), -1), self.v0)
+    def point(self) -> DualPoint:
+        """At the cost of a vjp."""
+        *s, offset = self._combined(self.atoms)
+        found = self.problem.vertex(Atom(like(self.v0, tuple(s)), offset))
+        return replace(found, gamma=torch.full_like(found.lam, min(1.0, float(self.a @ self.mass))))
 
 
 def simplex_qp(Q: Array, b: Array, start: Array | None = None) -> Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from proxsvm.losses.base import detached
 from proxsvm.losses.hulls import ClosedHull
@@ -63,6 +65,8 @@ class CorrectiveFW(DualSolver):
             vertex = loss.oracle(v, target)
             gap = state.ascent(v, vertex)
             if progress.stop(steps, state.dual, gap):
-                return state.point(steps, gap)
+                point = state.point() if steps else state.start
+                return replace(point, steps=steps, dual=problem.dual(point), gap=torch.full_like(point.lam, gap))
             state.step(v, vertex if steps else loss.direction(v, target))
-        return state.point(self.max_steps, None)
+        point = state.point()
+        return replace(point, steps=self.max_steps, dual=problem.dual(point))

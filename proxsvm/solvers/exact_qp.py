@@ -54,43 +54,30 @@ class ExactQP(DualSolver):
         origin = problem.origin
         loss, scores, target = origin.loss, detached(origin.scores), origin.target
         factor = _factor(problem, self.max_entries)
-        hull = loss.hull(scores, target)
-        if hull is not None:
-            return self._checked(problem, self._best_of(problem, hull, factor))
-
-        atoms, bounds = [loss.oracle(scores, target)], origin.lower_bounds()
+        hull, bounds, atoms = loss.hull(scores, target), origin.lower_bounds(), [loss.oracle(scores, target)]
         if bounds is not None:
             atoms.append(Atom(like(scores, tuple(torch.zeros_like(u) for u in parts(scores))), bounds))
         for _ in range(self.max_rounds):
-            point = self._best_of(problem, Listed(atoms), factor)
-            assert point.gap is not None
-            if problem.relative(point.gap, point) <= self.tol:
-                return point
-            v = problem.linearised_scores(point)
-            found = loss.oracle(v, target)
-            if bool((found.b(v) <= Listed(atoms).best(v).b(v).clamp(min=0)).all()):
-                return self._checked(problem, point)  # the oracle finds nothing better
+            point = self._best_of(problem, hull or Listed(atoms), factor)
+            v, gap = problem.linearised_scores(point), problem.gap(point)
+            relative, found = float(problem.relative(gap, point)), loss.oracle(v, target)
+            at_best = hull is not None or bool((found.b(v) <= Listed(atoms).best(v).b(v).clamp(min=0)).all())
+            # The solver's own rounding error, at least.
+            rounding = max(1e-9, 100.0 * torch.finfo(gap.dtype).eps) * (1.0 + abs(float(problem.dual(point))))
+            if at_best and relative > self.tol and float(gap) > rounding:
+                warnings.warn(
+                    f"{self.solver} left a relative gap of {relative:.1e} on the exact QP, above tol={self.tol:g}: "
+                    "scale the problem, pass options to the solver or try another one, or raise tol",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            if at_best or relative <= self.tol:
+                return certified(point, gap)
             atoms.append(found)
         raise RuntimeError(
-            f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is "
-            f"{float(problem.gap(point)):.2e}. Give {type(loss).__name__} a hull(), or raise "
-            "max_rounds or tol"
+            f"after {self.max_rounds} rounds the oracle still finds better atoms: the gap is {float(gap):.2e}. Give "
+            f"{type(loss).__name__} a hull(), or raise max_rounds or tol"
         )
-
-    def _checked(self, problem: ProxProblem, point: DualPoint) -> DualPoint:
-        """``point``, with a warning where its certified gap is above ``tol`` and rounding."""
-        assert point.gap is not None
-        scale = 1.0 + abs(float(problem.dual(point)))
-        rounding = max(1e-9, 100.0 * torch.finfo(point.delta[0].dtype).eps) * scale  # the solver's own, at least
-        relative = float(problem.relative(point.gap, point))
-        if relative > self.tol and float(point.gap) > rounding:
-            warnings.warn(
-                f"{self.solver} left a relative gap of {relative:.1e} on the exact QP, above tol={self.tol:g}: scale "
-                "the problem, pass options to the solver or try another one, or raise tol",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return point
 
     def _best_of(self, problem: ProxProblem, hull: Hull, factor: np.ndarray[Any, Any]) -> DualPoint:
         polytope, cp = hull.express(), load("cvxpy", extra="qp")
@@ -119,8 +106,7 @@ class ExactQP(DualSolver):
         offset = hull.lift(s)  # a concave offset may be NaN where rounding takes s out of its domain
         if offset is None:
             offset = torch.as_tensor(polytope.offset.value).to(origin.coefficients)
-        point = problem.vertex(Atom(s, offset))
-        return certified(point, problem.gap(point))
+        return problem.vertex(Atom(s, offset))
 
 
 def _factor(problem: ProxProblem, max_entries: int) -> np.ndarray[Any, Any]:

@@ -292,3 +292,10 @@ SINGLE = losses.SquaredError(), losses.Huber(), losses.BinaryCrossEntropy(), L1R
 def test_check_loss_allows_the_rounding_of_single_precision(loss, outputs):
     for _ in range(5):
         check_loss(loss, torch.randn(16, outputs, dtype=torch.float32), torch.rand(16, outputs, dtype=torch.float32))
+
+
+def test_check_loss_allows_the_rounding_of_a_recursion_in_single_precision():
+    torch.manual_seed(0)
+    unary, pairwise = (torch.randn(shape, dtype=torch.float32) for shape in ((2, 4, 3), (3, 3)))
+    for _ in range(10):
+        check_loss(losses.ChainCRF(), (unary, pairwise), torch.tensor([[0, 1, 2, 1], [2, 1, -100, -100]]))

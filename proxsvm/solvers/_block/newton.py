@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import one_hot
 from proxsvm.losses.hulls import ClosedHull, EntropySimplex, Rivals
 
 STEPS = 25  # about as many as a small problem takes; one with 600 weights takes 50 to 190
@@ -57,7 +56,7 @@ class Newton:
         self.p, self.eta, self.u, self.shape = p, eta, u.t().contiguous(), shape
         n, F = X.shape
         self.X = X if n >= F else torch.linalg.qr(X.t(), mode="r").R.t()  # in an orthonormal basis of the rows
-        self.rivals = 1 - one_hot(u, hull.target, hull.K).t() if isinstance(hull, Rivals) else None  # 0 at y
+        self.rivals = hull.cost.to(u).t() if isinstance(hull, Rivals) else None  # 0 at y
         self.closed = isinstance(hull, ClosedHull | Rivals) and not getattr(hull, "ridge", 0.0)
         self.V, self.U = torch.zeros(len(self.u), self.X.shape[1], dtype=X.dtype), self.u
         self.h = self.first = self._value(self.V, self.U) / float(p.sum()) or 1.0
