@@ -16,8 +16,9 @@ N, FAR = 24, 1e4
 def drawn(case) -> tuple[Any, Any]:
     """Small differences, in each row far from zero in its own way; targets of a regression lie near their scores."""
     first, *others = (u.float() for u in parts(case.scores(torch.randn(N, K))))
-    far, target = (first + FAR * torch.randn(*first.shape[:-1], 1)).float(), case.target(N)
-    return like(case.scores(torch.zeros(N, K)), (far, *others)), (far + target).float() if case.target is reals else target
+    first = (first + FAR * torch.randn(*first.shape[:-1], 1)).float()
+    scores, target = like(case.scores(torch.zeros(N, K)), (first, *others)), case.target(N)
+    return scores, (first + target).float() if case.target is reals else target
 
 
 def double(x: Any) -> Any:
