@@ -11,7 +11,19 @@ from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
-from tests.cases import LOSSES, MODELS, K, chunks, differentiate, each_loss, each_small_model, mlp, setting, twins, vector
+from tests.cases import (
+    LOSSES,
+    MODELS,
+    K,
+    chunks,
+    differentiate,
+    each_loss,
+    each_small_model,
+    mlp,
+    setting,
+    twins,
+    vector,
+)
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.reference import dfw_step
 
