@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import (
     LOSSES,
+    METRICS,
     MODELS,
     SMALL_MODELS,
     LossCase,
-    ModelCase,
     each_loss,
     each_small_model,
     each_solver,
@@ -67,10 +68,17 @@ def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
         assert problem.dual(problem.move(point, toward)) == pytest.approx(best, abs=1e-8)
 
 
+SETTINGS = [  # model, decay, two groups, metric
+    *((model, *rest, Euclidean()) for model in SMALL_MODELS for rest in ((0.0, False), (0.1, True))),
+    *((MODELS[1], 0.05, True, metric) for metric in METRICS if not metric.identity),
+]
+
+
 @functools.cache  # one exact solution for all solvers
-def exact_value(loss: LossCase, model: ModelCase, weight_decay: float, two: bool) -> float:
+def exact_value(loss: LossCase, at: int) -> float:
     """P* of a seeded setting, which certifies itself."""
-    problem = setting(loss, model).problem(2.0, weight_decay, two)
+    model, *options = SETTINGS[at]
+    problem = setting(loss, model).problem(2.0, *options)
     exact = ExactQP().solve(problem)
     best = float(problem.dual(exact))
     assert problem.gap(exact) == pytest.approx(0, abs=1e-6 * max(1.0, abs(best)))
@@ -78,13 +86,11 @@ def exact_value(loss: LossCase, model: ModelCase, weight_decay: float, two: bool
 
 
 @each_loss
-@each_small_model
 @each_solver
-@regularised
-@grouped
-def test_bounds_enclose_the_exact_value(loss, model, solver, weight_decay, two):
-    best = exact_value(loss, model, weight_decay, two)
-    problem = setting(loss, model).problem(2.0, weight_decay, two)
+@pytest.mark.parametrize("at", range(len(SETTINGS)), ids=lambda at: "-".join(map(str, SETTINGS[at])))
+def test_bounds_enclose_the_exact_value(loss, solver, at):
+    model, *options = SETTINGS[at]
+    best, problem = exact_value(loss, at), setting(loss, model).problem(2.0, *options)
     point = solver.solve(problem)
     slack = 1e-6 * max(1.0, abs(best))
     assert problem.dual(problem.start()) - slack <= problem.dual(point) <= best + slack
@@ -118,10 +124,9 @@ CLOSING = [
 
 @each_loss
 @each_small_model
-@regularised
 @pytest.mark.parametrize(("solver", "lr"), CLOSING, ids=[type(solver).__name__ for solver, _ in CLOSING])
-def test_the_gap_closes(loss, model, solver, lr, weight_decay):
-    problem = setting(loss, model).problem(lr, weight_decay, two=lr > 1)
+def test_the_gap_closes(loss, model, solver, lr):
+    problem = setting(loss, model).problem(lr, 0.1, two=lr > 1)
     point = solver.solve(problem)
     assert problem.relative_gap(point) <= 1.01 * solver.tol
     assert point.gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
