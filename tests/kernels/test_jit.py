@@ -28,7 +28,7 @@ def step(fused=None):
 """
 SOLVE = """
 torch.manual_seed(0)
-problem = ProxProblem.from_features(MultiClassHinge(), torch.randn(60, 20), torch.arange(60) % 3, lr=60.0)
+problem = ProxProblem.from_features(MultiClassHinge(), torch.randn(20, 5), torch.arange(20) % 3, lr=20.0)
 point = BlockFW(tol=1e-3).solve(problem)
 assert problem.relative_gap(point) <= 1e-3
 """
