@@ -11,13 +11,14 @@ from proxsvm.losses import Huber
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
 from tests.cases import LOSSES, MODELS, setting
 
+FRACTIONAL = (MultiStepFW, CorrectiveFW)
 FRACTION = {"tol": 0.0, "fraction": 0.1}
 COUNTS = [(MultiStepFW, "max_steps"), (CorrectiveFW, "max_steps"), (CorrectiveFW, "memory"), (BlockFW, "max_passes")]
 COUNTS += [(BlockFW, "max_entries"), (ExactQP, "max_entries"), (ExactQP, "max_rounds")]
 
 
 STOPPING = [
-    *(kind(max_steps=500, **rule) for kind in (MultiStepFW, CorrectiveFW) for rule in ({"tol": 0.05}, FRACTION)),
+    *(kind(max_steps=500, **rule) for kind in FRACTIONAL for rule in ({"tol": 0.05}, FRACTION)),
     BlockFW(tol=1e-4),
 ]
 
@@ -42,22 +43,15 @@ def test_no_gap_and_nan_stop(solver, factor):
     assert solver.solve(problem).steps <= 1
 
 
-@pytest.mark.parametrize(("solver", "name"), COUNTS)
-@pytest.mark.parametrize("value", [0, -3, 2.5, math.nan, math.inf])
-def test_counts_are_whole_numbers_from_1(solver, name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value}; expected a whole number"):
+@pytest.mark.parametrize(
+    ("solver", "name", "value", "expected"),
+    [
+        *((solver, name, x, "a whole number") for solver, name in COUNTS for x in (0, -3, 2.5, math.nan, math.inf)),
+        *((solver, "tol", x, "") for solver in (*FRACTIONAL, BlockFW, ExactQP) for x in (-1.0, math.nan)),
+        *((solver, "fraction", x, "") for solver in FRACTIONAL for x in (-0.1, 1.0, math.nan)),
+        *((BlockFW, "inner", x, "") for x in (-1, 1.5)),
+    ],
+)
+def test_options_that_are_nonsense_are_refused(solver, name, value, expected):
+    with pytest.raises(ValueError, match=f"{name} is {value}; expected {expected}"):
         solver(**{name: value})
-
-
-@pytest.mark.parametrize("solver", [MultiStepFW, CorrectiveFW, BlockFW, ExactQP])
-@pytest.mark.parametrize("tol", [-1.0, math.nan])
-def test_tol_is_at_least_0(solver, tol):
-    with pytest.raises(ValueError, match=f"tol is {tol}"):
-        solver(tol=tol)
-
-
-@pytest.mark.parametrize("solver", [MultiStepFW, CorrectiveFW])
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, math.nan])
-def test_fraction_is_below_1(solver, fraction):
-    with pytest.raises(ValueError, match=f"fraction is {fraction}"):
-        solver(fraction=fraction)

@@ -292,12 +292,6 @@ def test_more_passes_never_make_it_worse(loss):
         assert after <= before * (1 + 1e-9) + 1e-12
 
 
-@pytest.mark.parametrize("inner", [-1, 1.5])
-def test_a_number_of_rounds_is_whole_and_not_negative(inner):
-    with pytest.raises(ValueError, match=f"inner is {inner}"):
-        BlockFW(inner=inner)
-
-
 @pytest.mark.parametrize(
     ("features", "target", "options", "message"),
     [

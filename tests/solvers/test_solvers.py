@@ -23,8 +23,11 @@ from tests.cases import (
     setting,
 )
 
-regularised = pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids=["rho=0", "rho"])
-grouped = pytest.mark.parametrize("two", [False, True], ids=["one-group", "two-groups"])
+SETTINGS = [  # model, decay, two groups, metric
+    *((model, *rest, Euclidean()) for model in SMALL_MODELS for rest in ((0.0, False), (0.1, True))),
+    *((MODELS[1], 0.05, True, metric) for metric in METRICS if not metric.identity),
+]
+each_setting = pytest.mark.parametrize("at", range(len(SETTINGS)), ids=lambda at: "-".join(map(str, SETTINGS[at])))
 each_eta = pytest.mark.parametrize("lr", [0.05, 1.0, 20.0])
 
 
@@ -50,12 +53,11 @@ def brute_force(problem: ProxProblem, a: DualPoint, b: DualPoint) -> tuple[float
 
 
 @each_loss
-@each_small_model
-@regularised
-@grouped
+@each_setting
 @each_eta
-def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
-    problem = setting(loss, model).problem(lr, weight_decay, two)
+def test_gamma_is_the_best_on_its_segment(loss, at, lr):
+    model, *options = SETTINGS[at]
+    problem = setting(loss, model).problem(lr, *options)
     start, first = problem.start(), problem.first()
     one = problem.move(start, first)
     assert 0 <= one.gamma <= 1
@@ -66,12 +68,6 @@ def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
         if gamma is not None:
             assert problem.line_search(point, toward) == pytest.approx(gamma, abs=1e-8)
         assert problem.dual(problem.move(point, toward)) == pytest.approx(best, abs=1e-8)
-
-
-SETTINGS = [  # model, decay, two groups, metric
-    *((model, *rest, Euclidean()) for model in SMALL_MODELS for rest in ((0.0, False), (0.1, True))),
-    *((MODELS[1], 0.05, True, metric) for metric in METRICS if not metric.identity),
-]
 
 
 @functools.cache  # one exact solution for all solvers
@@ -87,7 +83,7 @@ def exact_value(loss: LossCase, at: int) -> float:
 
 @each_loss
 @each_solver
-@pytest.mark.parametrize("at", range(len(SETTINGS)), ids=lambda at: "-".join(map(str, SETTINGS[at])))
+@each_setting
 def test_bounds_enclose_the_exact_value(loss, solver, at):
     model, *options = SETTINGS[at]
     best, problem = exact_value(loss, at), setting(loss, model).problem(2.0, *options)
@@ -99,20 +95,6 @@ def test_bounds_enclose_the_exact_value(loss, solver, at):
     assert problem.gap(point) == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
     assert point.dual == pytest.approx(float(problem.dual(point)), abs=1e-9)  # tracked along the way
     assert -1e-9 <= problem.relative_gap(point) <= 1 + 1e-9
-
-
-@each_loss
-@each_small_model
-@regularised
-def test_the_dual_never_decreases_and_the_gap_is_certified(loss, model, weight_decay):
-    problem = setting(loss, model).problem(5.0, weight_decay)
-    point = problem.start()
-    for _ in range(15):
-        vertex, gap = problem.conditional_gradient(point)
-        assert gap == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
-        after = problem.move(point, vertex)
-        assert problem.dual(after) >= problem.dual(point) - 1e-12
-        point = after
 
 
 CLOSING = [
