@@ -40,12 +40,10 @@ class Broken(importlib.abc.MetaPathFinder):
             raise {error!r}
 sys.meta_path.insert(0, Broken())
 """
-TOO_NEW = ImportError("Numba needs NumPy 2.2 or less. Got NumPy 2.4.")
 BROKEN = OSError("libllvmlite.so: cannot open shared object file")
 UNUSABLE = {
     "NUMBA_DISABLE_JIT": ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "NUMBA_DISABLE_JIT=1 keeps it from"),
     "missing": ("import sys; sys.modules['numba'] = None", r"pip install '.[fast]'"),
-    "numpy is too new": (FAILING_IMPORT.format(name="numba", error=TOO_NEW), "Numba needs NumPy 2.2 or less"),
     "llvmlite is broken": (FAILING_IMPORT.format(name="llvmlite", error=BROKEN), "cannot be imported: libllvmlite.so"),
 }
 

@@ -22,11 +22,17 @@ def alike():
     return [nn.Parameter(memory[:6]), nn.Parameter(memory[4:])]
 
 
+def unaligned(g):
+    memory = bytearray(1) + bytearray(g.contiguous().numpy().tobytes())
+    return torch.frombuffer(memory, dtype=g.dtype, offset=1).view(g.shape)
+
+
 UNSUITABLE = {
     "torch.bfloat16": lambda: [nn.Parameter(torch.ones(3, dtype=torch.bfloat16))],
     "subclass": lambda: [Tagged(torch.ones(3))],
     "gaps or overlaps": lambda: [nn.Parameter(torch.ones(4, 4)[:, :2])],
     "share memory": alike,
+    "another memory order": lambda: [nn.Parameter(unaligned(torch.ones(3)))],
 }
 
 
@@ -66,29 +72,24 @@ def test_some_parameters_may_be_walked_and_others_not():
     assert all(p.lt(1).all() for p in params)
 
 
-def unaligned(g):
-    memory = bytearray(1) + bytearray(g.contiguous().numpy().tobytes())
-    return torch.frombuffer(memory, dtype=g.dtype, offset=1).view(g.shape)
-
-
 GRADIENTS = {
-    "as the weights": lambda g: g.to(memory_format=torch.channels_last),
-    "another order": lambda g: g,
-    "the other sign": lambda g: torch.complex(g, -g).conj().imag,  # a negative view
-    "unaligned": unaligned,
+    "as the weights": ((4, 3, 5, 5), lambda g: g.to(memory_format=torch.channels_last)),
+    "another order": ((4, 3, 5, 5), lambda g: g),
+    "unaligned": ((4, 1, 5, 5), unaligned),
+    "the other sign": ((1, 1, 1, 1), lambda g: torch.complex(g, -g).conj().imag),  # g, stored as −g
 }
 
 
-@pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS)
-def test_gradients_in_any_memory(layout):
+@pytest.mark.parametrize(("shape", "layout"), GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_in_any_memory(shape, layout):
     """Of channels_last weights."""
     results = []
     for fused in (False, None, True):
         torch.manual_seed(0)
-        w = nn.Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last))
+        w = nn.Parameter(torch.randn(shape).to(memory_format=torch.channels_last))
         optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [w], 0.3, 0.9, 0.01, fused=fused)
         for _ in range(3):
-            w.grad = layout(torch.randn(4, 3, 5, 5))
+            w.grad = layout(torch.randn(shape))
             optimizer.step(loss=0.5)
         results.append((w.detach(), optimizer.state[w]["z"], optimizer.last.gamma))
     for other in results[1:]:
