@@ -51,7 +51,7 @@ UNUSABLE = {
 def run(script: str, cache: Path | None = None) -> str:
     environment = os.environ if cache is None else {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
