@@ -21,7 +21,7 @@ CONTEXT = mp.get_context("forkserver")  # a rank is forked from a process that h
 CONTEXT.set_forkserver_preload(["torch.nn.parallel", "torch.distributed.fsdp", "tests.optimizer.test_optimizer"])
 
 
-def run_on_ranks(work: Callable[..., Any], *args: Any, world: int = WORLD, limit: float = 120.0) -> list[Any]:
+def run_on_ranks(work: Callable[..., Any], *args: Any, world: int = WORLD, limit: float = 600.0) -> list[Any]:
     """``work(rank, *args)`` on every rank; raises with the traceback of the first that failed."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -80,7 +80,7 @@ def _rank(work: Callable[..., Any], rank: int, world: int, folder: str, args: tu
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(minutes=5),
     )
     try:
         result = work(rank, *args)

@@ -72,7 +72,7 @@ def seen(page: Path, script: str, width: int = 1400) -> object:
     )
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
     command = [CHROMIUM, *options, f"--user-data-dir={page.parent}/user", "--dump-dom", frame.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     return json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
 
 

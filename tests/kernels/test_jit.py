@@ -28,7 +28,7 @@ def step(fused=None):
 """
 SOLVE = """
 torch.manual_seed(0)
-problem = ProxProblem.from_features(MultiClassHinge(), torch.randn(60, 20), torch.arange(60) % 3, lr=60.0)
+problem = ProxProblem.from_features(MultiClassHinge(), torch.randn(20, 5), torch.arange(20) % 3, lr=20.0)
 point = BlockFW(tol=1e-3).solve(problem)
 assert problem.relative_gap(point) <= 1e-3
 """
@@ -40,12 +40,10 @@ class Broken(importlib.abc.MetaPathFinder):
             raise {error!r}
 sys.meta_path.insert(0, Broken())
 """
-TOO_NEW = ImportError("Numba needs NumPy 2.2 or less. Got NumPy 2.4.")
 BROKEN = OSError("libllvmlite.so: cannot open shared object file")
 UNUSABLE = {
     "NUMBA_DISABLE_JIT": ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "NUMBA_DISABLE_JIT=1 keeps it from"),
     "missing": ("import sys; sys.modules['numba'] = None", r"pip install '.[fast]'"),
-    "numpy is too new": (FAILING_IMPORT.format(name="numba", error=TOO_NEW), "Numba needs NumPy 2.2 or less"),
     "llvmlite is broken": (FAILING_IMPORT.format(name="llvmlite", error=BROKEN), "cannot be imported: libllvmlite.so"),
 }
 
@@ -53,7 +51,7 @@ UNUSABLE = {
 def run(script: str, cache: Path | None = None) -> str:
     environment = os.environ if cache is None else {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from proxsvm.linearization.features import as_features
-from proxsvm.linearization.graph import Linearization, leaves, reaches
+from proxsvm.linearization.graph import Linearization
 from tests.cases import MODELS, each_model
 
 
@@ -76,12 +75,6 @@ def test_the_jacobian_is_the_matrix_of_both(model):
     torch.testing.assert_close(J.T @ s.reshape(-1), torch.cat([g.reshape(-1) for g in line.vjp(s)]))
 
 
-def test_leaves_are_those_that_backward_reaches():
-    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
-    assert leaves(used(torch.randn(1, 2))) == {id(p) for p in used.parameters()}
-    assert not leaves(used(torch.randn(1, 2))) & {id(p) for p in unused.parameters()}
-
-
 def test_an_unused_parameter_has_a_zero_derivative():
     used, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     line = Linearization(used * 2, [used, unused])
@@ -116,14 +109,6 @@ def test_a_freed_graph_is_named_in_the_error():
     scores.sum().backward()
     with pytest.raises(RuntimeError, match="do not call backward"):
         line.vjp(torch.ones_like(scores))
-
-
-def test_a_value_reaches_the_parameters_of_all_its_layers():
-    body, head = nn.Linear(2, 2), nn.Linear(2, 2)
-    value = head(body(torch.zeros(1, 2))).sum()
-    for network in (head, body):
-        assert reaches(value, {id(p) for p in network.parameters()})
-    assert not reaches(value, {id(torch.zeros(1))})
 
 
 @pytest.mark.parametrize("name", ["indices", "indptr"])

@@ -4,88 +4,45 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from proxsvm import ProxProblem, losses
+from proxsvm import ProxProblem
+from proxsvm.losses import ConvexLoss
 from proxsvm.losses.base import like, parts
-from tests.cases import K, class_weights, cost_matrix
+from tests.cases import K, each_loss, reals
 
-N, T, FAR = 24, 6, 1e4
-
-
-def classes() -> tuple[Tensor, Tensor]:
-    """Rows of small differences, each far from zero in its own way."""
-    return (torch.randn(N, K) + FAR * torch.randn(N, 1)).float(), torch.randint(K, (N,))
+N, FAR = 24, 1e4
 
 
-def reals() -> tuple[Tensor, Tensor]:
-    u = (FAR * torch.randn(N, K)).float()
-    return u, u + torch.randn(N, K).float()
-
-
-def rankings() -> tuple[Tensor, Tensor]:
-    return classes()[0], torch.randint(2, (N, K))
-
-
-def chains() -> tuple[Any, Tensor]:
-    unary, pairwise = torch.randn(N, T, K) + FAR * torch.randn(N, T, 1), torch.randn(K, K)
-    return (unary.float(), pairwise.float()), torch.randint(K, (N, T))
-
-
-def trees() -> tuple[Any, Any]:
-    scores, labels = chains()
-    return scores, (labels, torch.tensor([-1, 0, 0, 1, 1, 2]).expand(N, T))
-
-
-CASES = [
-    (losses.CrossEntropy(), classes),
-    (losses.CrossEntropy(weight=class_weights().float()), classes),
-    (losses.CrossEntropy(label_smoothing=0.1), classes),
-    (losses.MultiClassHinge(), classes),
-    (losses.MultiClassHinge(smooth=True), classes),
-    (losses.MultiClassHinge(cost_matrix().float()), classes),
-    (losses.MultiClassHinge(cost_matrix().float(), smooth=True), classes),
-    (losses.TopKHinge(2), classes),
-    (losses.WestonWatkinsHinge(), classes),
-    (losses.L1Regression(), reals),
-    (losses.L1Regression(epsilon=0.3), reals),
-    (losses.QuantileRegression(0.3), reals),
-    (losses.SquaredError(), reals),
-    (losses.Huber(), reals),
-    (losses.AveragePrecisionHinge(), rankings),
-    (losses.LovaszHinge(), rankings),
-    (losses.ChainHinge(), chains),
-    (losses.ChainHinge(smooth=True), chains),
-    (losses.ChainCRF(), chains),
-    (losses.TreeHinge(), trees),
-]
-each_case = pytest.mark.parametrize(("loss", "draw"), CASES, ids=[str(loss) for loss, _ in CASES])
+def drawn(case) -> tuple[Any, Any]:
+    """Small differences, in each row far from zero in its own way; targets of a regression lie near their scores."""
+    first, *others = (u.float() for u in parts(case.scores(torch.randn(N, K))))
+    first = (first + FAR * torch.randn(*first.shape[:-1], 1)).float()
+    scores, target = like(case.scores(torch.zeros(N, K)), (first, *others)), case.target(N)
+    return scores, (first + target).float() if case.target is reals else target
 
 
 def double(x: Any) -> Any:
     return like(x, tuple(u.double() if u.is_floating_point() else u for u in parts(x)))
 
 
-@each_case
+@each_loss
 @pytest.mark.parametrize("seed", range(3))
-def test_the_value_of_float32_scores_is_that_of_float64(loss, draw, seed):
+def test_the_value_of_float32_scores_is_that_of_float64(loss, seed):
     torch.manual_seed(seed)
-    scores, target = draw()
-    exact = float(loss(double(scores), double(target)))
-    for value in (
-        loss(scores, target),
-        losses.ConvexLoss.forward(loss, scores, target),
-    ):  # by the compiled loop, and without
+    scores, target = drawn(loss)
+    criterion = loss.loss().float()
+    exact = float(loss.loss()(double(scores), double(target)))
+    for value in (criterion(scores, target), ConvexLoss.forward(criterion, scores, target)):
         assert value.dtype == torch.float32
         assert float(value) == pytest.approx(exact, rel=1e-6)
 
 
-@each_case
-def test_a_problem_knows_its_first_dual_as_exactly(loss, draw):
-    scores, target = draw()
+@each_loss
+def test_a_problem_knows_its_first_dual_as_exactly(loss):
+    scores, target = drawn(loss)
     w = tuple(u.clone().requires_grad_() for u in parts(scores))
-    exact = float(loss(double(scores), double(target)))
-    problem = ProxProblem.from_scores(loss, like(scores, w), target, list(w), lr=0.1)
+    exact, criterion = float(loss.loss()(double(scores), double(target))), loss.loss().float()
+    problem = ProxProblem.from_scores(criterion, like(scores, w), target, list(w), lr=0.1)
     assert float(problem.first().lam) == pytest.approx(exact, rel=1e-6)
-    if not loss.smooth:
+    if not criterion.smooth:
         assert float(problem.primal(problem.start())) == pytest.approx(exact, rel=1e-6)

@@ -95,18 +95,6 @@ def test_a_sample_where_smoothing_cannot_help_takes_the_hinges_atom():
     torch.testing.assert_close(grad, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("loss", [MultiClassHinge, losses.WestonWatkinsHinge])
-def test_reductions_and_sample_weights_follow_torch(loss):
-    u, y, weight = torch.randn(5, K), torch.randint(K, (5,)), torch.rand(5)
-    each = loss(reduction="none")(u, y)
-    assert each.shape == (5,)
-    torch.testing.assert_close(loss()(u, y), each.mean())
-    torch.testing.assert_close(loss(reduction="sum")(u, y), each.sum())
-    torch.testing.assert_close(loss()(u, y, weight), (weight * each).sum() / weight.sum())
-    torch.testing.assert_close(loss(reduction="sum")(u, y, weight), (weight * each).sum())
-    torch.testing.assert_close(loss(reduction="none")(u, y, weight), weight * each)
-
-
 @pytest.mark.parametrize("shape", [(5,), (5, 2), (5, 2, 3)])
 def test_regression_takes_any_output_shape(shape):
     u, t = torch.randn(shape), torch.randn(shape)

@@ -183,16 +183,6 @@ def test_infinite_logits_of_independent_labels_are_sure():
         assert not problem.displacement(solver.solve(problem))[0][:, 2].any()
 
 
-def test_without_decay_and_momentum_one_step_is_min_of_eta_and_loss_over_the_squared_gradient():
-    w, x, y = torch.randn(5, K, requires_grad=True), torch.randn(8, 5), torch.randint(K, (8,))
-    value = F.cross_entropy(x @ w, y)
-    (gradient,) = torch.autograd.grad(value, w)
-    for lr in (0.01, 0.1, 1.0, 100.0):
-        problem = ProxProblem.from_scores(CrossEntropy(), x @ w, y, [w], lr=lr)
-        step = min(lr, float(value.detach()) / float(gradient.square().sum()))
-        torch.testing.assert_close(problem.displacement(SingleStepFW().solve(problem))[0], -step * gradient)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("lr", [0.0625, 8.0], ids=["capped", "by the loss"])
 def test_training_without_decay_and_momentum_is_alig(lr, fused):
@@ -233,10 +223,3 @@ def test_training_without_decay_and_momentum_is_alig(lr, fused):
             assert step == pytest.approx(float(value.detach()) / (squared + 1e-6), rel=2e-7)
             torch.testing.assert_close(after[0] - before, (after[1] - before) * (exact / step), rtol=1e-12, atol=1e-15)
     assert capped == 20 if lr < 1 else capped < 20
-
-
-def test_a_criterion_compiles():
-    criterion = CrossEntropy()
-    u, y = torch.randn(6, K, requires_grad=True), torch.randint(K, (6,))
-    compiled = torch.compile(lambda u: criterion(u, y), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(u), criterion(u, y))

@@ -7,10 +7,10 @@ import torch
 
 from proxsvm.losses import CrossEntropy
 from proxsvm.solvers import SingleStepFW
-from tests.cases import METRICS, differentiate, mlp, vector
+from tests.cases import METRICS, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import train, two_groups
-from tests.optimizer.test_optimizer import batches, begun
+from tests.optimizer.test_optimizer import begun
 
 
 def test_schedulers_multiply_the_automatic_eta():
@@ -22,19 +22,6 @@ def test_schedulers_multiply_the_automatic_eta():
     optimizer.param_groups[0]["lr"] = 0.0
     before = vector(model)
     assert torch.equal(train(model, optimizer, 1), before)
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=repr)
-def test_the_automatic_eta_trains(metric):
-    torch.manual_seed(0)
-    model = mlp()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), "auto", 0.9, metric=metric)
-    (x, y), *_ = batches(1, n=12)
-    first = float(optimizer.loss(model(x), y).detach())
-    for _ in range(400):
-        differentiate(optimizer, model, x, y)
-        optimizer.step()
-    assert float(optimizer.last.loss) < 0.2 * first
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=repr)

@@ -6,11 +6,10 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from proxsvm.losses import CrossEntropy
-from proxsvm.metrics import Diagonal, Euclidean, Kronecker
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import verify
 from tests.cases import LOSSES as CASES
-from tests.cases import SMALL_MODELS, differentiate, mlp, setting, twins, vector
+from tests.cases import SMALL_MODELS, Coupled, K, differentiate, each_metric, mlp, setting, twins, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.metrics.test_metrics import KINDS, train
 from tests.optimizer.test_optimizer import batches, begun
@@ -42,7 +41,7 @@ def test_it_is_the_shared_reference_for_100_steps(metric, lr, kind):
 
 def trained(loss, metric, lr=0.3, memory=0.8):
     """An optimizer with a past, and the value of a next batch."""
-    case, options = setting(loss, SMALL_MODELS[1]), {"memory": memory, "metric": METRICS[metric]}
+    case, options = setting(loss, SMALL_MODELS[1]), {"memory": memory, "metric": metric}
     optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), lr, 0.0, 0.01, **options)
     for _ in range(3):
         optimizer.step(case.value)
@@ -50,7 +49,7 @@ def trained(loss, metric, lr=0.3, memory=0.8):
 
 
 @pytest.mark.parametrize("loss", [case for case in CASES if case.name != "grid"], ids=repr)
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_the_dual_bounds_hold_with_the_past(loss, metric):
     case, optimizer = trained(loss, metric)
     problem = optimizer.problem(case.value())
@@ -63,27 +62,54 @@ def test_the_dual_bounds_hold_with_the_past(loss, metric):
         assert exact <= float(problem.primal(point)) + slack
 
 
-def test_the_exact_value_is_that_of_the_primal_written_out():
+def dense(metric: Metric, optimizer: ProxOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """M of all parameters as one matrix, from the state: Kronecker products of the bases; and the bases, as one."""
+    blocks, bases = [], []
+    for p in optimizer.param_groups[0]["params"]:
+        own, Q = optimizer.state[p], torch.eye(p.numel())
+        if "v" not in own:
+            blocks.append(Q + (3 / p.numel() if isinstance(metric, Coupled) else 0))
+            bases.append(Q)
+            continue
+        m = (own["v"] / (1 - metric.beta2 ** own["t"])).sqrt() + metric.eps
+        if "age" in own:
+            rows, columns = len(p), p[0].numel()
+            Q = torch.kron(own.get("U", torch.eye(rows)), own.get("V", torch.eye(columns)))
+        blocks.append(Q @ torch.diag(m.reshape(-1)) @ Q.T)
+        bases.append(Q)
+    return torch.block_diag(*blocks), torch.block_diag(*bases)
+
+
+PRIMAL = {
+    "hinge": lambda cp, u, y: cp.max(u + (1 - y), axis=1) - cp.sum(cp.multiply(u, y), axis=1),
+    "cross-entropy": lambda cp, u, y: cp.log_sum_exp(u, axis=1) - cp.sum(cp.multiply(u, y), axis=1),
+}
+
+
+@pytest.mark.parametrize("name", PRIMAL)
+@pytest.mark.parametrize("mu", [0.0, 0.8])
+@each_metric
+def test_the_exact_value_is_that_of_the_primal_written_out(metric, mu, name):
+    """P* = min of ½⟨d, M d⟩/η + decay ⟨M w, d⟩ + (1 − μ²) ℓ(u + J d) + μ² max(0, h + ⟨q, d⟩), by cvxpy."""
     cp = pytest.importorskip("cvxpy")
-    case, optimizer = trained(CASES[0], "euclidean")
-    value = case.value()
-    problem, mu, h = optimizer.problem(value), optimizer.memory, float(optimizer.param_groups[0]["h"])
-    params = list(case.model.parameters())
-    u, y = value.origin.scores, case.target
-    rows = [torch.autograd.grad(u[i, k], params, retain_graph=True) for i in range(len(u)) for k in range(u.shape[1])]
-    J = torch.stack([parameters_to_vector(row) for row in rows]).view(*u.shape, -1).detach().numpy()
-    q = parameters_to_vector([optimizer.state[p]["q"] for p in params]).numpy()
-    w = parameters_to_vector(params).detach().numpy()
+    case, optimizer = trained(next(case for case in CASES if case.name == name), metric, memory=mu)
+    params, scores = list(case.model.parameters()), case.model(case.x)
+    rows = [torch.autograd.grad(u, params, retain_graph=True) for u in scores.reshape(-1)]
+    J, w = torch.stack([parameters_to_vector(row) for row in rows]).numpy(), vector(case.model)
+    q = parameters_to_vector([optimizer.state[p]["q"] if mu else torch.zeros_like(p) for p in params])
+    h = float(optimizer.param_groups[0]["h"]) if mu else 0.0
+    problem = optimizer.problem(case.value())
+    exact = ExactQP().solve(problem)
+    bounds = float(problem.dual(exact)), float(problem.primal(exact))
+    optimizer.step(case.value)
+    M, Q = dense(metric, optimizer)  # of the same gradients: a metric observes before it is used
     d = cp.Variable(len(w))
-    hinge = 0
-    for i in range(len(u)):
-        scores = [float(u[i, k].detach()) + J[i, k] @ d for k in range(u.shape[1])]
-        own = scores[int(y[i])]
-        hinge += cp.maximum(*[s - own + (k != int(y[i])) for k, s in enumerate(scores)]) / len(u)
-    objective = cp.sum_squares(d) / (2 * 0.3) + 0.01 * (w @ d) + (1 - mu**2) * hinge + mu**2 * cp.pos(h + q @ d)
-    expected = cp.Problem(cp.Minimize(objective)).solve(solver="CLARABEL")
-    assert float(problem.dual(ExactQP().solve(problem))) == pytest.approx(expected, rel=1e-6)
-    assert verify(problem, MultiStepFW(200, tol=1e-4)).ok
+    u = scores.detach().numpy() + cp.reshape(J @ d, scores.shape, order="C")
+    loss = cp.sum(PRIMAL[name](cp, u, nn.functional.one_hot(case.target, K).numpy())) / len(scores)
+    term = cp.sum_squares(torch.linalg.cholesky(M).T.numpy() @ d) / (2 * 0.3) + 0.01 * (M @ w).numpy() @ d
+    past = cp.pos(h + (Q @ q).numpy() @ d)
+    best = cp.Problem(cp.Minimize(term + (1 - mu**2) * loss + mu**2 * past)).solve(solver="CLARABEL")
+    assert bounds == pytest.approx((best, best), abs=1e-5)
 
 
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(1), MultiStepFW(4)], ids=repr)
@@ -117,20 +143,6 @@ def test_a_parameter_without_a_gradient_keeps_its_part_of_the_past():
     assert not torch.equal(optimizer.state[p]["q"], kept)
 
 
-def dense(metric: Kronecker, model: nn.Module, optimizer: ProxOptimizer) -> torch.Tensor:
-    """M of all parameters as one matrix, from the state: Kronecker products of the bases."""
-    blocks = []
-    for p in model.parameters():
-        own = optimizer.state[p]
-        m = (own["v"] / (1 - metric.beta2 ** own["t"])).sqrt() + metric.eps
-        Q = torch.eye(p.numel())
-        if "age" in own:
-            rows, columns = len(p), p[0].numel()
-            Q = torch.kron(own.get("U", torch.eye(rows)), own.get("V", torch.eye(columns)))
-        blocks.append(Q @ torch.diag(m.reshape(-1)) @ Q.T)
-    return torch.block_diag(*blocks)
-
-
 @pytest.mark.parametrize("largest", [2048, 5])
 def test_a_step_is_that_of_the_dense_matrix(largest):
     """Convolutions, matrices and vectors; a side above ``largest`` is not rotated. Bases change every other step."""
@@ -144,7 +156,7 @@ def test_a_step_is_that_of_the_dense_matrix(largest):
         value = differentiate(optimizer, model, x, y)
         g = parameters_to_vector([p.grad for p in model.parameters()])
         optimizer.step()
-        M = dense(metric, model, optimizer)
+        M, _ = dense(metric, optimizer)
         assert torch.linalg.eigvalsh(M).min() > 0
         direction = torch.linalg.solve(M, g)
         gamma = min(1.0, float(value.detach() / (eta * g @ direction)))
@@ -201,23 +213,26 @@ def test_half_precision_and_nonfinite_gradients(dtype):
     assert all(x.isfinite().all() for own in optimizer.state.values() for x in own.values() if torch.is_tensor(x))
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.9])
 @pytest.mark.parametrize("metric", ["euclidean", "diagonal"])
-def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric):
-    """MoMo's cap is η / (1 − μᵗ), and its weights are 1 − μ and μ; everything else is the same."""
+def test_with_heavy_ball_weights_and_its_bias_correction_it_is_momo(metric, mu):
+    """MoMo's cap is η / (1 − μᵗ), and its weights are 1 − μ and μ; everything else is the same, without memory all."""
     momo = pytest.importorskip("momo")
-    (model, twin), chosen, lr = twins(), METRICS[metric], 0.05
-    plain = PlainStep(model.parameters(), lr, metric=chosen, memory=0.9, average=0.995, heavy_ball=True)
+    (model, twin), chosen, lr, gammas = twins(), METRICS[metric], 0.05, []
+    plain = PlainStep(model.parameters(), lr, metric=chosen, memory=mu, average=0.995, heavy_ball=True)
     if metric == "diagonal":
-        peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(0.9, chosen.beta2), eps=chosen.eps)
+        peer = momo.MomoAdam(twin.parameters(), lr=lr, betas=(mu, chosen.beta2), eps=chosen.eps)
     else:
-        peer = momo.Momo(twin.parameters(), lr=lr, beta=0.9, bias_correction=True)
-    for t, (x, y) in enumerate(batches(50, n=12), 1):
+        peer = momo.Momo(twin.parameters(), lr=lr, beta=mu, bias_correction=True)
+    for t, (x, y) in enumerate(batches(100, n=12), 1):
         values = []
         for net in (model, twin):
             net.zero_grad()
             values.append(nn.functional.cross_entropy(net(x), y))
             values[-1].backward()
-        plain.lr = [lr / (1 - 0.9**t)] * len(plain.lr)
-        plain.step(values[0].detach())
-        peer.step(loss=values[1])
+        plain.lr = [lr / (1 - mu**t)] * len(plain.lr)
+        told = 1e-4 if t > 10 else 1.0  # else γ would be 1
+        gammas.append(plain.step(told * values[0].detach()))
+        peer.step(loss=told * values[1])
+    assert sum(0 < gamma < 1 for gamma in gammas) >= 10
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-9, rtol=0)

@@ -8,11 +8,11 @@ from torch import nn
 
 from proxsvm import ProxProblem
 from proxsvm.losses import CrossEntropy, MultiClassHinge
-from proxsvm.metrics import Diagonal, Euclidean, Kronecker
-from proxsvm.solvers import CorrectiveFW, ExactQP, SingleStepFW
+from proxsvm.metrics import Diagonal, Euclidean
+from proxsvm.solvers import CorrectiveFW, SingleStepFW
 from proxsvm.verification import verify
-from tests.cases import MODELS, SOLVERS, Coupled, K, differentiate, each_loss, each_metric, mlp, setting, twins, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.cases import differentiate, each_metric, mlp, twins, vector
 from tests.optimizer.test_optimizer import batches, begun
 from tests.optimizer.test_optimizer import train as train_on
 from tests.reference import PlainStep
@@ -70,103 +70,6 @@ def test_it_is_the_plain_reference_for_100_steps(kind, groups):
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-10, rtol=0)
     averages = [optimizer.state[p]["average"] for p in model.parameters()]
     torch.testing.assert_close(averages, plain.mean, atol=1e-10, rtol=0)
-
-
-def test_without_momentum_and_decay_it_is_momo_adam():
-    """MoMo-Adam with β₁ = 0: τ = min(η, loss/⟨g, M⁻¹g⟩). Its decay divides by 1 + ηλ where ours multiplies by 1 − ηλ,
-    and its momentum averages gradients and values, where γ here is exact for the batch at hand."""
-    momo = pytest.importorskip("momo")
-    model, twin = twins()
-    optimizer = ProxOptimizer(CrossEntropy(), SingleStepFW(), model.parameters(), 0.3, metric=Diagonal())
-    peer = momo.MomoAdam(twin.parameters(), lr=0.3, betas=(0.0, 0.999), eps=1e-8)
-    gammas = []
-    for x, y in batches(100, n=12):
-        differentiate(optimizer, model, x, y)
-        optimizer.step()
-        gammas.append(float(optimizer.last.gamma))
-        twin.zero_grad()
-        value = nn.functional.cross_entropy(twin(x), y)
-        value.backward()
-        peer.step(loss=value)
-    assert min(gammas) < 1
-    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=0, atol=1e-8)
-
-
-@each_loss
-@each_metric
-def test_the_dual_bounds_hold_in_every_metric(loss, metric):
-    case = setting(loss, MODELS[1])
-    problem = case.problem(lr=0.3, weight_decay=0.05, two=True, metric=metric)
-    best = ExactQP().solve(problem)
-    exact = float(problem.dual(best))
-    slack = 1e-6 * max(1.0, abs(exact))
-    assert float(problem.gap(best)) <= 1e-5 * max(1.0, abs(exact))
-    for solver in SOLVERS:
-        point = solver.solve(problem)
-        assert float(problem.dual(point)) <= exact + slack
-        assert exact <= float(problem.primal(point)) + slack
-        assert float(problem.gap(point)) >= -slack
-
-
-PRIMAL = {
-    "hinge": (MultiClassHinge(), lambda cp, u, y: cp.max(u + (1 - y), axis=1) - cp.sum(cp.multiply(u, y), axis=1)),
-    "cross-entropy": (CrossEntropy(), lambda cp, u, y: cp.log_sum_exp(u, axis=1) - cp.sum(cp.multiply(u, y), axis=1)),
-}
-
-
-def dense(metric, params, gradient):
-    """M of a first step as a matrix, by its definition: v̂ = g²."""
-    if isinstance(metric, Diagonal):
-        return torch.diag(gradient.abs() + metric.eps)
-    sizes = [p.numel() for p in params]
-    if isinstance(metric, Kronecker):
-        blocks = []
-        for p, g in zip(params, torch.split(gradient, sizes), strict=True):
-            G, Q = g.view_as(p), torch.eye(p.numel())
-            if p.dim() > 1:
-                U, V = (torch.linalg.eigh((1 - metric.beta) * side)[1] for side in (G @ G.T, G.T @ G))
-                Q = torch.kron(U, V)
-            blocks.append(Q @ torch.diag((Q.T @ g).abs() + metric.eps) @ Q.T)
-        return torch.block_diag(*blocks)
-    block = {Euclidean: 0.0, Coupled: 3.0}[type(metric)]
-    return torch.block_diag(*(torch.eye(n) + block / n for n in sizes))
-
-
-@pytest.mark.parametrize("name", PRIMAL)
-@each_metric
-def test_the_exact_value_is_that_of_the_primal_written_out(metric, name):
-    """P* = min over d of ½⟨d, M d⟩/η + decay ⟨M w, d⟩ + the mean of ℓ(u + J d), in cvxpy, of nothing but M, u and J."""
-    cp = pytest.importorskip("cvxpy")
-    loss, formula = PRIMAL[name]
-    model, (x, y) = mlp(), batches(1, n=5)[0]
-    params, lr, decay = list(model.parameters()), 0.3, 0.05
-    problem = ProxProblem.from_scores(loss, model(x), y, params, lr=lr, weight_decay=decay, metric=metric)
-
-    def flat(tensors):
-        return torch.cat([t.detach().reshape(-1) for t in tensors])
-
-    scores = model(x)
-    J = torch.stack([flat(torch.autograd.grad(u, params, retain_graph=True)) for u in scores.reshape(-1)])
-    M = dense(metric, params, flat(torch.autograd.grad(loss(scores, y), params)))
-    d = cp.Variable(J.shape[1])
-    u = scores.detach().numpy() + cp.reshape(J.numpy() @ d, scores.shape, order="C")
-    value = cp.sum(formula(cp, u, nn.functional.one_hot(y, K).numpy())) / len(y)
-    term = cp.sum_squares(torch.linalg.cholesky(M).T.numpy() @ d) / (2 * lr)
-    linear = decay * (M @ flat(params)).numpy() @ d
-    best = cp.Problem(cp.Minimize(term + linear + value)).solve(solver="CLARABEL")
-    exact = ExactQP().solve(problem)
-    assert float(problem.dual(exact)) == pytest.approx(best, abs=1e-6)
-    assert float(problem.primal(exact)) == pytest.approx(best, abs=1e-5)
-
-
-@each_metric
-def test_gamma_is_the_best_of_a_line_search(metric):
-    model, (x, y) = mlp(), batches(1, n=12)[0]
-    options = {"lr": 3.0, "weight_decay": 0.1, "metric": metric}
-    problem = ProxProblem.from_scores(MultiClassHinge(), model(x), y, model.parameters(), **options)
-    first, grid = problem.first(), torch.linspace(0, 1, 201)
-    duals = torch.tensor([float(problem.dual(first.shrunk(float(t)))) for t in grid])
-    assert problem.move(problem.start(), first).gamma == pytest.approx(float(grid[duals.argmax()]), abs=0.01)
 
 
 @each_metric

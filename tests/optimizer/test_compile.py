@@ -27,7 +27,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def train(way, *, smooth=False, **options):
+def train(way, **options):
     """Six steps of training with ``way`` compiled; the weights, what was compiled, and the last γ."""
     torch.manual_seed(0)
     compiled = []
@@ -39,9 +39,8 @@ def train(way, *, smooth=False, **options):
 
     model = mlp()
     options = {"lr": torch.tensor(5.0), "momentum": 0.5, "weight_decay": 1e-2, **options}
-    if isinstance(options["lr"], torch.Tensor):
-        options["lr"] = options["lr"].clone()  # it is changed in place below
-    loss = options.pop("loss", MultiClassHinge)(**({"smooth": True} if smooth else {}))
+    options["lr"] = options["lr"].clone()  # it is changed in place below
+    loss = options.pop("loss", MultiClassHinge)()
     optimizer = ProxOptimizer(loss, SingleStepFW(), model.parameters(), **options)
     forward = lambda x, y: optimizer.loss(model(x), y)  # noqa: E731
     step = optimizer.step
@@ -71,7 +70,7 @@ def train(way, *, smooth=False, **options):
         graphs.append(len(compiled))
         if way == "step of a scheduler":
             scheduler.step()
-        elif options["lr"] != "auto":
+        else:
             optimizer.param_groups[0]["lr"].mul_(0.9)
     return vector(model), graphs, optimizer
 
@@ -82,9 +81,8 @@ def train(way, *, smooth=False, **options):
         ("step", {"fused": True}),
         ("step of a scheduler", {"momentum": 0.0, "max_grad_norm": 0.3}),
         ("loss", {}),
-        ("loss", {"smooth": True}),
+        ("loss", {"loss": partial(MultiClassHinge, smooth=True)}),
         ("loss", {"loss": partial(CrossEntropy, label_smoothing=0.2)}),  # which has a lower bound
-        ("step", {"metric": Diagonal(), "average": 0.9, "lr": "auto"}),
         ("whole", {"metric": Diagonal(), "momentum": 0.0, "lr": torch.tensor(0.2)}),
     ],
     ids=str,

@@ -8,35 +8,20 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from proxsvm import ProxProblem
-from proxsvm.losses import Atom, BinaryCrossEntropy, ConvexLoss, CrossEntropy
+from proxsvm.losses import BinaryCrossEntropy, CrossEntropy
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.verification import verify
-from tests.cases import SMALL_MODELS, K, LossCase, class_weights, classes, each_solver, mlp, reals, setting, vector
+from tests.cases import LOSSES, SMALL_MODELS, K, LossCase, class_weights, mlp, setting, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
 
 LR, DECAY = 20.0, 0.01
 
 
-class Raised(ConvexLoss):
-    """2 + Σ_j |u_j − y_j|, by its oracle alone."""
-
-    def oracle(self, scores: Tensor, target: Tensor) -> Atom:
-        s = (scores - target).sign()
-        return Atom(s, 2 - (s * target).sum(1))
-
-    def lower_bound(self, scores: Tensor, target: Tensor) -> Tensor:
-        return torch.full_like(scores[:, 0], 2.0)
+def bounded(case: LossCase) -> bool:
+    loss = case.loss()
+    return loss.lower_bound(*loss.prepare(case.scores(torch.zeros(2, K)), case.target(2))) is not None
 
 
-BOUNDED = [
-    LossCase("smoothing", lambda: CrossEntropy(label_smoothing=0.2), classes),
-    LossCase(
-        "weights-sum", lambda: CrossEntropy(weight=class_weights(), label_smoothing=0.2, reduction="sum"), classes
-    ),
-    LossCase("soft", CrossEntropy, lambda n: torch.randn(n, K).softmax(1)),
-    LossCase("binary", lambda: BinaryCrossEntropy(pos_weight=class_weights()), lambda n: torch.rand(n, K)),
-    LossCase("oracle-only", Raised, reals),
-]
+BOUNDED = [case for case in LOSSES if bounded(case)]
 each_bounded_loss = pytest.mark.parametrize("loss", BOUNDED, ids=repr)
 
 
@@ -60,21 +45,6 @@ def test_it_is_the_dual_of_the_start(loss, decay):
     assert float(problem.dual(start)) == pytest.approx(float(start.dual))
     assert float(problem.gap(start)) == pytest.approx(float(problem.primal(start) - problem.dual(start)))
     assert float(problem.relative_gap(start)) == pytest.approx(1.0)
-
-
-@each_bounded_loss
-@each_solver
-@pytest.mark.parametrize("model", SMALL_MODELS[:2], ids=repr)
-def test_every_solver_begins_there_and_its_bounds_hold(loss, solver, model):
-    problem = setting(loss, model).problem(LR, DECAY)
-    point, start = solver.solve(problem), problem.start()
-    report = verify(problem, solver)
-    assert report.ok, report
-    assert float(start.dual) - 1e-9 <= report.dual
-    assert float(point.dual) == pytest.approx(report.dual, abs=1e-9)
-    assert report.relative_gap <= 1 + 1e-12
-    if isinstance(solver, BlockFW):
-        assert report.optimal
 
 
 @each_bounded_loss

@@ -29,7 +29,7 @@ def fake_step(loss, **options):
     """Two steps and an evaluation, on fake tensors: whatever would wait for the device raises."""
     criterion = loss.loss()  # its constructor reads its options
     with FakeTensorMode(allow_non_fake_inputs=True):
-        case = setting(dataclasses.replace(loss, loss=lambda: criterion), MODELS[2])
+        case = setting(dataclasses.replace(loss, loss=lambda: criterion), MODELS[1])
         optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.model.parameters(), **options)
         for _ in range(2):
             optimizer.zero_grad()
@@ -74,7 +74,7 @@ def test_the_guard_of_these_tests_can_fail():
     ],
     ids=["euclidean", "diagonal"],
 )
-@pytest.mark.parametrize("layers", [2, 40])
+@pytest.mark.parametrize("layers", [2, 20])
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "a group each"])
 def test_the_calls_of_a_step_do_not_depend_on_the_number_of_tensors_and_groups(options, ceiling, layers, grouped):
     with FakeTensorMode():
@@ -154,26 +154,20 @@ def test_nonfinite_raise():
 
 
 def test_bad_problems():
-    w, x, classes = torch.zeros(2, K, requires_grad=True), torch.randn(3, 2), torch.tensor([0, 1, 2])
-    loss = MultiClassHinge()
-    with pytest.raises(ValueError, match="no lr"):
-        ProxProblem.from_scores(loss, x @ w, classes, [w])
-    with pytest.raises(ValueError, match="params is empty"):
-        ProxProblem.from_scores(loss, x @ w, classes, iter([]), lr=1.0)
-    with pytest.raises(ValueError, match="carry no graph"):
-        ProxProblem.from_scores(loss, (x @ w).detach(), classes, [w], lr=1.0)
-    with pytest.raises(ValueError, match="parameters \\[1\\] do not require a gradient"):
-        ProxProblem.from_scores(loss, x @ w, classes, [w, torch.zeros(2)], lr=1.0)
-    with pytest.raises(TypeError, match="mixes"):
-        ProxProblem.from_scores(loss, x @ w, classes, [w, {"params": [w]}], lr=1.0)
-    for lr in (-1.0, math.nan, math.inf, torch.tensor(-1.0)):
-        with pytest.raises(ValueError, match=r"lr is .*; expected η ≥ 0, finite"):
-            ProxProblem.from_scores(loss, x @ w, classes, [{"params": [w], "lr": lr}])
-    with pytest.raises(ValueError, match=r"weight_decay is -0.1; expected 0 or more"):
-        ProxProblem.from_features(loss, x, classes, lr=1.0, weight_decay=-0.1)
-    with pytest.raises(TypeError, match="sample_weight is a list; expected a tensor"):
-        ProxProblem.from_scores(loss, x @ w, classes, [w], lr=1.0, sample_weight=[1.0, 1.0, 1.0])
-    with pytest.raises(TypeError, match="sample_weight is a ndarray; expected a tensor"):
-        loss(x @ w, classes, np.ones(3))
-    with pytest.raises(ValueError, match="not 'none'"):
-        ProxProblem.from_scores(MultiClassHinge(reduction="none"), x @ w, classes, [w], lr=1.0)
+    w, x, classes, loss = torch.zeros(2, K, requires_grad=True), torch.randn(3, 2), torch.arange(3), MultiClassHinge()
+    make, scores, each = ProxProblem.from_scores, x @ w, MultiClassHinge(reduction="none")
+    rates = (-1.0, math.nan, math.inf, torch.tensor(-1.0))
+    for act, message in (
+        (lambda: make(loss, scores, classes, [w]), "no lr"),
+        (lambda: make(loss, scores, classes, iter([]), lr=1.0), "params is empty"),
+        (lambda: make(loss, scores.detach(), classes, [w], lr=1.0), "carry no graph"),
+        (lambda: make(loss, scores, classes, [w, x], lr=1.0), r"parameters \[1\] do not require a gradient"),
+        (lambda: make(loss, scores, classes, [w, {"params": [w]}], lr=1.0), "mixes"),
+        (lambda: make(loss, scores, classes, [w], lr=1.0, sample_weight=[1.0]), "is a list; expected a tensor"),
+        (lambda: loss(scores, classes, np.ones(3)), "sample_weight is a ndarray; expected a tensor"),
+        (lambda: make(each, scores, classes, [w], lr=1.0), "not 'none'"),
+        (lambda: ProxProblem.from_features(loss, x, classes, lr=1.0, weight_decay=-0.1), "is -0.1; expected 0 or more"),
+        *((lambda lr=lr: make(loss, scores, classes, [w], lr=lr), r"lr is .*; expected η ≥ 0, finite") for lr in rates),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            act()

@@ -11,7 +11,19 @@ from proxsvm import ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean
 from proxsvm.solvers import ExactQP, MultiStepFW, SingleStepFW
-from tests.cases import LOSSES, MODELS, K, chunks, differentiate, each_loss, each_model, mlp, setting, twins, vector
+from tests.cases import (
+    LOSSES,
+    MODELS,
+    K,
+    chunks,
+    differentiate,
+    each_loss,
+    each_small_model,
+    mlp,
+    setting,
+    twins,
+    vector,
+)
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.reference import dfw_step
 
@@ -38,8 +50,7 @@ def begun(solver=None, loss=None, **options):
 
 
 @pytest.mark.parametrize("smooth", [False, True])
-@pytest.mark.parametrize(("mu", "l2"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
-@pytest.mark.parametrize("eta", [0.1, 0.8])
+@pytest.mark.parametrize(("eta", "mu", "l2"), [(2.0, 0.0, 0.0), (0.8, 0.9, 0.0), (0.8, 0.9, 1e-2)])
 def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
     model, optimizer, _ = begun(loss=MultiClassHinge(smooth=smooth), lr=eta, momentum=mu, weight_decay=l2)
     shapes = [(name, p.shape) for name, p in model.named_parameters()]
@@ -55,7 +66,7 @@ def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
         assert optimizer.last.gamma == pytest.approx(gamma, abs=1e-10)
         gammas.append(gamma)
     torch.testing.assert_close(vector(model), w, atol=1e-10, rtol=0)
-    assert any(0 < g < 1 for g in gammas) or eta < 1
+    assert any(0 < gamma < 1 for gamma in gammas)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
@@ -117,7 +128,7 @@ def test_every_parameter_has_its_own_velocity_in_whatever_order_they_were_made()
 
 
 @each_loss
-@each_model
+@each_small_model
 def test_closure_backward_and_value_agree(loss, model):
     results = []
     for way in ("backward", "closure", "loss=", "closure with backward"):

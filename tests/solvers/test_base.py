@@ -1,57 +1,57 @@
 """The stopping rule and the option checks that all iterative solvers share."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from proxsvm import ProxProblem
+from proxsvm.losses import Huber
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
-from proxsvm.solvers.base import Progress
+from tests.cases import LOSSES, MODELS, setting
 
+FRACTIONAL = (MultiStepFW, CorrectiveFW)
+FRACTION = {"tol": 0.0, "fraction": 0.1}
 COUNTS = [(MultiStepFW, "max_steps"), (CorrectiveFW, "max_steps"), (CorrectiveFW, "memory"), (BlockFW, "max_passes")]
 COUNTS += [(BlockFW, "max_entries"), (ExactQP, "max_entries"), (ExactQP, "max_rounds")]
 
 
-@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
-def test_it_stops_at_the_relative_gap_or_at_the_fraction_of_the_first(number):
-    by_tol = Progress(number(-1.0), tol=0.1)
-    assert not by_tol.stop(0, number(0.0), number(1.0))  # 1 of P − D₀ = 2
-    assert not by_tol.stop(1, number(0.7), number(0.2))  # 0.2 of 1.9
-    assert by_tol.stop(2, number(0.8), number(0.1))
-    by_fraction = Progress(number(-1.0), tol=0.0, fraction=0.5)
-    assert not by_fraction.stop(0, number(0.0), number(1.0))
-    assert not by_fraction.stop(1, number(0.0), number(0.51))
-    assert by_fraction.stop(2, number(0.0), number(0.5))
+STOPPING = [
+    *(kind(max_steps=500, **rule) for kind in FRACTIONAL for rule in ({"tol": 0.05}, FRACTION)),
+    BlockFW(tol=1e-4),
+]
 
 
-@pytest.mark.parametrize("gap", [0.0, -1e-18, math.nan])
-def test_no_gap_and_nan_stop(gap):
-    assert Progress(0.0, tol=0.0).stop(0, 1.0, gap)
-
-
-def test_the_callback_hears_of_every_step_the_last_included():
+@pytest.mark.parametrize("solver", STOPPING, ids=repr)
+def test_it_stops_at_the_first_gap_that_is_small_enough(solver):
+    """Relative to P − D₀, or to the first gap; the callback hears of every step, the start and the last included."""
     heard: list[Trace] = []
-    progress = Progress(0.0, tol=0.5, callback=heard.append)
-    assert [progress.stop(t, 1.0, gap) for t, gap in enumerate((2.0, 1.0))] == [False, True]
-    assert [(t.step, t.primal, t.dual, t.gap) for t in heard] == [(0, 3.0, 1.0, 2.0), (1, 2.0, 1.0, 1.0)]
+    point = replace(solver, callback=heard.append).solve(setting(LOSSES[0], MODELS[1], n=20).problem(20.0))
+    fraction, first = getattr(solver, "fraction", 0.0), heard[0]
+    done = [t.gap <= solver.tol * (t.primal - first.dual) or t.gap <= fraction * first.gap for t in heard]
+    assert done == [False] * point.steps + [True]
+    assert [t.step for t in heard] == list(range(point.steps + 1))
+    assert point.steps > 2
 
 
-@pytest.mark.parametrize(("solver", "name"), COUNTS)
-@pytest.mark.parametrize("value", [0, -3, 2.5, math.nan, math.inf])
-def test_counts_are_whole_numbers_from_1(solver, name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value}; expected a whole number"):
+@pytest.mark.parametrize("solver", [MultiStepFW(tol=0.0), CorrectiveFW(tol=0.0), BlockFW(tol=0.0)], ids=repr)
+@pytest.mark.parametrize("factor", [0.0, math.nan], ids=["no gap", "nan"])
+def test_no_gap_and_nan_stop(solver, factor):
+    w = torch.ones(3, 2, requires_grad=True)
+    problem = ProxProblem.from_scores(Huber(), factor * w, torch.zeros(3, 2), [w], lr=1.0)
+    assert solver.solve(problem).steps <= 1
+
+
+@pytest.mark.parametrize(
+    ("solver", "name", "value", "expected"),
+    [
+        *((solver, name, x, "a whole number") for solver, name in COUNTS for x in (0, -3, 2.5, math.nan, math.inf)),
+        *((solver, "tol", x, "") for solver in (*FRACTIONAL, BlockFW, ExactQP) for x in (-1.0, math.nan)),
+        *((solver, "fraction", x, "") for solver in FRACTIONAL for x in (-0.1, 1.0, math.nan)),
+        *((BlockFW, "inner", x, "") for x in (-1, 1.5)),
+    ],
+)
+def test_options_that_are_nonsense_are_refused(solver, name, value, expected):
+    with pytest.raises(ValueError, match=f"{name} is {value}; expected {expected}"):
         solver(**{name: value})
-
-
-@pytest.mark.parametrize("solver", [MultiStepFW, CorrectiveFW, BlockFW, ExactQP])
-@pytest.mark.parametrize("tol", [-1.0, math.nan])
-def test_tol_is_at_least_0(solver, tol):
-    with pytest.raises(ValueError, match=f"tol is {tol}"):
-        solver(tol=tol)
-
-
-@pytest.mark.parametrize("solver", [MultiStepFW, CorrectiveFW])
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, math.nan])
-def test_fraction_is_below_1(solver, fraction):
-    with pytest.raises(ValueError, match=f"fraction is {fraction}"):
-        solver(fraction=fraction)

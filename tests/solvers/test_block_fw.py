@@ -73,8 +73,8 @@ def test_sparse_equals_dense(loss):
         torch.testing.assert_close(same.linearization.jacobian(), dense.linearization.jacobian())
     one, other = (BlockFW(tol=1e-9).solve(problem) for problem in (same, dense))
     assert one.dual == pytest.approx(float(other.dual), rel=1e-9, abs=1e-9)  # each within tol of the best
-    for solver in (CorrectiveFW(5, tol=0.0), ExactQP()):
-        assert solver.solve(same).lam == pytest.approx(float(solver.solve(dense).lam), abs=1e-6)
+    one, other = (CorrectiveFW(5, tol=0.0).solve(problem) for problem in (same, dense))
+    assert one.lam == pytest.approx(float(other.lam), abs=1e-6)
 
 
 def test_many_samples_are_shuffled_in_groups_that_change():
@@ -290,12 +290,6 @@ def test_more_passes_never_make_it_worse(loss):
     gaps = [float(problem.gap(BlockFW(tol=0.0, max_passes=k).solve(problem))) for k in (1, 2, 3, 5, 8, 13, 21, 40, 80)]
     for before, after in itertools.pairwise(gaps):
         assert after <= before * (1 + 1e-9) + 1e-12
-
-
-@pytest.mark.parametrize("inner", [-1, 1.5])
-def test_a_number_of_rounds_is_whole_and_not_negative(inner):
-    with pytest.raises(ValueError, match=f"inner is {inner}"):
-        BlockFW(inner=inner)
 
 
 @pytest.mark.parametrize(

@@ -150,24 +150,14 @@ def test_a_missing_extra_is_named():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_verify_says_what_it_solves_on_a_terminal_only(terminal, monkeypatch, capsys):
-    w = torch.zeros(2, 1, requires_grad=True)
-    problem = ProxProblem.from_scores(MultiClassHinge(), torch.tensor([[2.0]]) @ w.T, torch.tensor([0]), [w], lr=1.0)
+def test_verify_says_what_it_solves_and_how_far_it_is_on_a_terminal_only(terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    verify(problem, SingleStepFW())
+    problem, solver, heard = setting(LOSSES[0], MODELS[1]).problem(1.0), MultiStepFW(3, tol=0.0), []
+    assert verify(problem, solver).solver == repr(solver)
     said = capsys.readouterr().err
-    assert ("ExactQP: 2 score entries × 2 parameters …" in said) is terminal
+    assert ("ExactQP: 20 score entries × 64 parameters …" in said) is terminal
     assert (said.split("\r")[-2:] == [" " * 100, ""]) is terminal  # the line is erased
-
-
-def test_verify_shows_how_far_an_iterative_solver_is(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    heard = []
-    problem = setting(LOSSES[0], MODELS[1]).problem(1.0)
-    report = verify(problem, MultiStepFW(3, tol=0.0))
-    said = capsys.readouterr().err
-    assert [f"parameters, step {step}, gap" in said for step in range(4)] == [True, True, True, False]
-    assert report.solver == repr(MultiStepFW(3, tol=0.0))
+    assert [f"parameters, step {step}, gap" in said for step in range(4)] == [*[terminal] * 3, False]
     verify(problem, MultiStepFW(3, tol=0.0, callback=heard.append))  # a callback of one's own is kept
     assert len(heard) == 3
     assert "step" not in capsys.readouterr().err

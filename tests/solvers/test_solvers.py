@@ -9,21 +9,25 @@ from hypothesis import strategies as st
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Euclidean
 from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
 from tests.cases import (
     LOSSES,
+    METRICS,
     MODELS,
     SMALL_MODELS,
     LossCase,
-    ModelCase,
     each_loss,
     each_small_model,
     each_solver,
     setting,
 )
 
-regularised = pytest.mark.parametrize("weight_decay", [0.0, 0.1], ids=["rho=0", "rho"])
-grouped = pytest.mark.parametrize("two", [False, True], ids=["one-group", "two-groups"])
+SETTINGS = [  # model, decay, two groups, metric
+    *((model, *rest, Euclidean()) for model in SMALL_MODELS for rest in ((0.0, False), (0.1, True))),
+    *((MODELS[1], 0.05, True, metric) for metric in METRICS if not metric.identity),
+]
+each_setting = pytest.mark.parametrize("at", range(len(SETTINGS)), ids=lambda at: "-".join(map(str, SETTINGS[at])))
 each_eta = pytest.mark.parametrize("lr", [0.05, 1.0, 20.0])
 
 
@@ -49,12 +53,11 @@ def brute_force(problem: ProxProblem, a: DualPoint, b: DualPoint) -> tuple[float
 
 
 @each_loss
-@each_small_model
-@regularised
-@grouped
+@each_setting
 @each_eta
-def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
-    problem = setting(loss, model).problem(lr, weight_decay, two)
+def test_gamma_is_the_best_on_its_segment(loss, at, lr):
+    model, *options = SETTINGS[at]
+    problem = setting(loss, model).problem(lr, *options)
     start, first = problem.start(), problem.first()
     one = problem.move(start, first)
     assert 0 <= one.gamma <= 1
@@ -68,9 +71,10 @@ def test_gamma_is_the_best_on_its_segment(loss, model, weight_decay, two, lr):
 
 
 @functools.cache  # one exact solution for all solvers
-def exact_value(loss: LossCase, model: ModelCase, weight_decay: float, two: bool) -> float:
+def exact_value(loss: LossCase, at: int) -> float:
     """P* of a seeded setting, which certifies itself."""
-    problem = setting(loss, model).problem(2.0, weight_decay, two)
+    model, *options = SETTINGS[at]
+    problem = setting(loss, model).problem(2.0, *options)
     exact = ExactQP().solve(problem)
     best = float(problem.dual(exact))
     assert problem.gap(exact) == pytest.approx(0, abs=1e-6 * max(1.0, abs(best)))
@@ -78,13 +82,11 @@ def exact_value(loss: LossCase, model: ModelCase, weight_decay: float, two: bool
 
 
 @each_loss
-@each_small_model
 @each_solver
-@regularised
-@grouped
-def test_bounds_enclose_the_exact_value(loss, model, solver, weight_decay, two):
-    best = exact_value(loss, model, weight_decay, two)
-    problem = setting(loss, model).problem(2.0, weight_decay, two)
+@each_setting
+def test_bounds_enclose_the_exact_value(loss, solver, at):
+    model, *options = SETTINGS[at]
+    best, problem = exact_value(loss, at), setting(loss, model).problem(2.0, *options)
     point = solver.solve(problem)
     slack = 1e-6 * max(1.0, abs(best))
     assert problem.dual(problem.start()) - slack <= problem.dual(point) <= best + slack
@@ -93,20 +95,6 @@ def test_bounds_enclose_the_exact_value(loss, model, solver, weight_decay, two):
     assert problem.gap(point) == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
     assert point.dual == pytest.approx(float(problem.dual(point)), abs=1e-9)  # tracked along the way
     assert -1e-9 <= problem.relative_gap(point) <= 1 + 1e-9
-
-
-@each_loss
-@each_small_model
-@regularised
-def test_the_dual_never_decreases_and_the_gap_is_certified(loss, model, weight_decay):
-    problem = setting(loss, model).problem(5.0, weight_decay)
-    point = problem.start()
-    for _ in range(15):
-        vertex, gap = problem.conditional_gradient(point)
-        assert gap == pytest.approx(float(problem.primal(point) - problem.dual(point)), abs=1e-9)
-        after = problem.move(point, vertex)
-        assert problem.dual(after) >= problem.dual(point) - 1e-12
-        point = after
 
 
 CLOSING = [
@@ -118,10 +106,9 @@ CLOSING = [
 
 @each_loss
 @each_small_model
-@regularised
 @pytest.mark.parametrize(("solver", "lr"), CLOSING, ids=[type(solver).__name__ for solver, _ in CLOSING])
-def test_the_gap_closes(loss, model, solver, lr, weight_decay):
-    problem = setting(loss, model).problem(lr, weight_decay, two=lr > 1)
+def test_the_gap_closes(loss, model, solver, lr):
+    problem = setting(loss, model).problem(lr, 0.1, two=lr > 1)
     point = solver.solve(problem)
     assert problem.relative_gap(point) <= 1.01 * solver.tol
     assert point.gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
