@@ -84,16 +84,23 @@ class Forest(Structure):
         cancel, and from the pairwise scores what all of them have in common: every labelling has as many edges.
         """
         unary, pairwise = scores
-        at_node, pairs = unary.gather(2, target.labels[..., None]), self._pairs(target, unary.shape[2])[..., None]
         if pairwise.numel():
             common = pairwise.detach().amax()
             pairwise = pairwise - torch.where(common > FORBIDDEN / 2, common, 0.0)  # where nothing is allowed
-        of_edge = pairwise.flatten()[pairs] if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs)
-        at_edge = F.pad(target.real(of_edge, target.edges), (0, 0, 1, 0))
+        of_node, of_edge = self.scores_of((unary, pairwise), target)
         if pairwise.dim() == 4:
             pairwise = target.real(pairwise, target.edges)
-        forbidden = ((at_node <= FORBIDDEN / 2) | (at_edge <= FORBIDDEN / 2)).flatten(1).any(1)
-        return (unary - at_node - at_edge, pairwise), torch.where(forbidden, -torch.inf, at_node.new_zeros(()))
+        both = of_node + F.pad(of_edge, (1, 0))
+        forbidden = torch.minimum(of_node, F.pad(of_edge, (1, 0))).amin(1) <= FORBIDDEN / 2
+        return (unary - both[..., None], pairwise), torch.where(forbidden, -torch.inf, both.new_zeros(()))
+
+    def scores_of(self, scores: Any, target: Labelling) -> tuple[Tensor, Tensor]:
+        """The score of each node's label, ``[B, V]``, and of each edge's pair, ``[B, V - 1]``; 0 on padding."""
+        unary, pairwise = scores
+        pairs = self._pairs(target, unary.shape[2])
+        of_edge = pairwise.flatten()[pairs] if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs[..., None])
+        of_node = unary.gather(2, target.labels[..., None]).squeeze(2)
+        return target.real(of_node, target.nodes), target.real(of_edge.reshape(pairs.shape), target.edges)
 
     def decode(self, scores: Any, target: Labelling) -> Tensor:
         """From the gradient in the unary scores alone."""
