@@ -10,8 +10,7 @@ from proxsvm.losses.hulls import Box, ClosedHull, Hull, Listed, Polytope, Simple
 from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.lovasz_hinge import LovaszHinge
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
-from proxsvm.losses.multi_label_hinge import MultiLabelHinge
-from proxsvm.losses.named import ChainCRF, ChainHinge, GridHinge, TreeCRF, TreeHinge
+from proxsvm.losses.named import ChainCRF, ChainHinge, GridHinge, MultiLabelHinge, TreeCRF, TreeHinge
 from proxsvm.losses.quantile_regression import QuantileRegression
 from proxsvm.losses.smooth_loss import SmoothLoss
 from proxsvm.losses.squared_error import SquaredError

@@ -37,12 +37,12 @@ class ChartStructure(PartStructure):
 
     def chart(self, name: str, u: Tensor, target: Any, sizes: Tensor, inside: Tensor) -> tuple[Tensor, Parts]:
         """Labels become indicators; ``inside`` says which cells exist."""
-        phi, K = torch.zeros_like(u), u.shape[3]
+        labels, K = torch.full_like(inside, -1, dtype=torch.long), u.shape[3]
         if target is not None:
             labels = torch.where(inside, integer_target(name, target, u.shape[:3], f"{self.what}s"), -1)
             require((labels >= -1) & (labels < K), f"{name} got a {self.what} outside [-1, {K}), those of the scores")
             self.check(name, labels, sizes)
-            phi = phi.scatter(3, labels.clamp(min=0)[..., None], (labels >= 0)[..., None].to(u))
+        phi = (labels[..., None] == torch.arange(K, device=u.device)).to(u)  # scatter() would copy its zeros
         every = inside[..., None].expand_as(u).contiguous()  # in one run over memory
         return torch.where(every, u, 0.0), Parts(phi, sizes)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, detached, known
 from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores, unpack
@@ -63,16 +63,16 @@ class Chain(Forest):
         return standard_form(name, unary, pairwise, Labelling(y, nodes, nodes[:, 1:], parents, order, full))
 
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
-        """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k]); the best score is that of the best labels."""
+        """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k]); the largest is the best labels' score."""
         if reduce is maximum:
             of_node, of_edge = self.scores_of(scores, target._replace(labels=self._best_labels(scores, target)))
-            return of_node.sum(1) + of_edge.sum(1)
+            return (of_node + F.pad(of_edge, (1, 0))).sum(1)  # node by node, so that large scores cancel
         return reduce(self._forward(scores, target, reduce)[-1], 1)
 
     def _forward(self, scores: Any, target: Labelling, reduce: Reduce) -> list[Any]:
         """α_1 … α_T; on padding that of the last position."""
         alpha = [scores[0][:, 0]]
-        for t, (u, table) in enumerate(zip(scores[0].unbind(1)[1:], self._tables(scores), strict=True), start=1):
+        for t, (u, table) in enumerate(zip(scores[0].unbind(1)[1:], self.tables(scores), strict=True), start=1):
             moved = reduce(alpha[-1].unsqueeze(2) + table, 1) + u  # indexing by None takes longer
             alpha.append(moved if target.full else torch.where(target.nodes[:, t, None], moved, alpha[-1]))
         return alpha
@@ -82,16 +82,11 @@ class Chain(Forest):
         scores = detached(scores)
         *alpha, last = self._forward(scores, target, torch.amax)
         labels, rows = [last.argmax(1)], torch.arange(len(last), device=last.device)
-        for t, (before, table) in reversed(list(enumerate(zip(alpha, self._tables(scores), strict=True), start=1))):
+        for t, (before, table) in reversed(list(enumerate(zip(alpha, self.tables(scores), strict=True), start=1))):
             into = table.index_select(1, labels[-1]).T if table.dim() == 2 else table[rows, :, labels[-1]]
             found = (before + into).argmax(1)
             labels.append(found if target.full else torch.where(target.nodes[:, t], found, labels[-1]))
         return torch.stack(labels[::-1], 1)
-
-    def _tables(self, scores: Any) -> Sequence[Tensor]:
-        """The pairwise scores of each transition, ``[K, K]`` or ``[B, K, K]``."""
-        unary, pairwise = scores
-        return pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
 
     def decode(self, scores: Any, target: Labelling) -> Tensor:
         """The labels themselves."""

@@ -44,8 +44,8 @@ class ProjectiveTree(Dependencies):
         u = scores if scores.dim() == 3 else reduce(scores, 3)
         arcs_right, arcs_left = by_width(u[:, 1:, 1:]), by_width(u[:, 1:, 1:].transpose(1, 2))
         B, T = u.shape[0], u.shape[1] - 1
-        right_l = right_r = left_l = left_r = u.new_zeros(B, T, 1)  # complete, headed at the left or right end
-        open_right = open_left = u.new_zeros(B, T, 0)  # with an arc i → j, by left end; j → i, by right end
+        right_l = right_r = left_l = left_r = scores.new_zeros(B, T, 1)  # complete, headed at the left or right end
+        open_right = open_left = scores.new_zeros(B, T, 0)  # with an arc i → j, by left end; j → i, by right end
         for w in range(1, T):
             right_l, left_l, open_right = right_l[:, :-1], left_l[:, :-1], open_right[:, :-1]
             right_r, left_r, open_left = right_r[:, 1:], left_r[:, 1:], open_left[:, 1:]
