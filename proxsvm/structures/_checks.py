@@ -37,7 +37,7 @@ def unpack(target: Any, given: Any) -> tuple[Any, Any]:
 def check_sizes(name: str, given: Any, most: tuple[int, ...], like: Tensor) -> Tensor:
     """The sizes of the samples: ``[B]``, or ``[B, d]`` for d numbers; all of them the largest possible if None."""
     shape = (len(like), len(most)) if len(most) > 1 else (len(like),)
-    limit = torch.stack([like.new_full(shape[:1], n, dtype=torch.long) for n in most], 1).reshape(shape)
+    limit = torch.stack([like.new_full((), n, dtype=torch.long) for n in most]).expand(shape)
     if given is None:
         return limit
     sizes = torch.as_tensor(given, device=like.device)

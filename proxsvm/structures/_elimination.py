@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from proxsvm._kernels.jit import has_numba
 from proxsvm._scores import FORBIDDEN
+
+LOG2_E = 1 / math.log(2)
 
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
@@ -20,8 +23,8 @@ def log_z(u: Tensor, sizes: Tensor) -> Tensor:
 
 def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
-    most = u.detach().amax(1).clamp(min=FORBIDDEN / 2).double()
-    return (u - most[:, None]).exp_(), most
+    most = u.detach().max(1).values.clamp_(min=FORBIDDEN / 2)  # amax takes twice as long
+    return (u - most[:, None]).double().mul_(LOG2_E).exp2_(), most.double()  # exp takes three times as long
 
 
 def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
@@ -55,9 +58,9 @@ class Eliminated(torch.autograd.Function):
         from proxsvm._kernels.spanning_trees import eliminate
 
         weights, most = shifted(u)
-        total, mu = most.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
+        total, mu = u.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
         eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
-        return total.clamp_(min=FORBIDDEN).to(u.dtype), mu
+        return total, mu
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -35,7 +35,8 @@ class Dependencies(PartStructure):
                 raise TypeError(f"{name} got a target that is not ({expected}[, lengths])")
             lengths = given[-1] if len(given) - labelled == 2 else None
         sizes, node = check_sizes(name, lengths, (N - 1,), u), torch.arange(N, device=u.device)
-        word, arcs = (node > 0) & (node <= sizes[:, None]), (node > 0) & (node[:, None] != node)
+        below_root = node > 0
+        word, arcs = below_root & (node <= sizes[:, None]), below_root & (node[:, None] != node)
         if lengths is not None:
             arcs = arcs & word[:, None] & (word | (node == 0))[..., None]
         u = torch.where(arcs[..., None] if labelled else arcs, u, FORBIDDEN)  # faster than masked_fill
