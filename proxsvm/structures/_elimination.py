@@ -66,7 +66,6 @@ class Eliminated(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """The marginals are kept."""
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
