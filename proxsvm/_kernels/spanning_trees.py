@@ -6,11 +6,12 @@ import numpy as np
 
 from proxsvm._kernels.jit import njit
 from proxsvm._kernels.tensors import Array
+from proxsvm._scores import FORBIDDEN
 
 
 @njit
 def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array) -> None:
-    """log Z of each sample, ``[B]``, and the marginals of its arcs, ``[B, N, N]``, which are 0 before.
+    """log Z of each sample, ``[B]``, FORBIDDEN without a tree, and the marginals of its arcs, ``[B, N, N]``, 0 before.
 
     ``weights`` are those of the arcs, float64, 0 where there is none, each less ``most``, ``[B, N]``, of its word.
     """
@@ -19,7 +20,7 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
     for b in range(len(sizes)):
         n, rooted = sizes[b] + 1, 0  # rooted: the word that is the root's child because it has no other head
         w[:] = weights[b]
-        log_z[b] = 0.0
+        total = 0.0
         for k in range(n - 1, 0, -1):
             own, s = w[k, :k], 0.0
             for h in range(0 if rooted else 1, k):
@@ -27,9 +28,10 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
             if s == 0.0 and not rooted:
                 s, rooted = w[0, k], k
                 w[0, :k] = 0.0
-            log_z[b] += np.log(s) + most[b, k]
             if s == 0.0:
+                total = FORBIDDEN
                 break
+            total += np.log(s) + most[b, k]
             scale[k] = s
             for h in range(k):
                 row = w[h, : k + 1]
@@ -37,7 +39,8 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
                 row[k] = p
                 for m in range(k):
                     row[m] += p * own[m]
-        if log_z[b] == -np.inf:
+        log_z[b] = max(total, FORBIDDEN)
+        if total <= FORBIDDEN:
             continue
         g[:] = 0.0  # the derivatives of log Z in the weights, backwards
         for k in range(1, n):

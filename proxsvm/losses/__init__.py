@@ -5,13 +5,15 @@ from proxsvm.losses.base import Atom, ConvexLoss, PiecewiseLinearLoss
 from proxsvm.losses.binary_cross_entropy import BinaryCrossEntropy
 from proxsvm.losses.crf import CRF
 from proxsvm.losses.cross_entropy import CrossEntropy
+from proxsvm.losses.huber import Huber
 from proxsvm.losses.hulls import Box, ClosedHull, Hull, Listed, Polytope, Simplex
+from proxsvm.losses.l1_regression import L1Regression
 from proxsvm.losses.lovasz_hinge import LovaszHinge
 from proxsvm.losses.multi_class_hinge import MultiClassHinge
-from proxsvm.losses.multi_label_hinge import MultiLabelHinge
-from proxsvm.losses.named import ChainCRF, ChainHinge, GridHinge, TreeCRF, TreeHinge
-from proxsvm.losses.regression import Huber, L1Regression, QuantileRegression, SquaredError
+from proxsvm.losses.named import ChainCRF, ChainHinge, GridHinge, MultiLabelHinge, TreeCRF, TreeHinge
+from proxsvm.losses.quantile_regression import QuantileRegression
 from proxsvm.losses.smooth_loss import SmoothLoss
+from proxsvm.losses.squared_error import SquaredError
 from proxsvm.losses.squared_hinge import SquaredHinge
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.losses.top_k_hinge import TopKHinge

@@ -26,6 +26,18 @@ class RegressionLoss(ConvexLoss):
         return scores, target.to(scores.dtype)
 
 
+class BandLoss(RegressionLoss):
+    """A regression loss for which errors of at most ``epsilon`` do not count."""
+
+    options = ("epsilon",)
+
+    def __init__(self, epsilon: float = 0.0, *, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        if not 0 <= epsilon < float("inf"):
+            raise ValueError(f"epsilon is {epsilon}; expected a band of a finite width, 0 or more")
+        self.epsilon = epsilon
+
+
 class BinaryLoss(PiecewiseLinearLoss):
     """A loss of scores and labels 0 and 1 of the same shape, ``[n, ...]``; ``ignore_index`` labels are left out."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsvm._scores import Scores, as_column, detached, inner, like, parts
+from proxsvm._scores import Scores, as_column, inner, like, parts
 from proxsvm.losses._classes import as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Hull, Listed, MarginalHull, paid
@@ -99,26 +99,22 @@ class StructuredHinge(PiecewiseLinearLoss):
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
         """The recursion itself, differentiated by autograd; by the atom where there is none."""
-        if self.structure is None or not self.exact:
+        if self.structure is None or self.smooth or not self.exact:
             return super().values(scores, target)
-        structure, cost = self.structure, self._part_costs(target, scores)
-        hinge = structure.excess(add(scores, cost), target, maximum)
-        if not self.smooth:
-            return hinge, None
-        likelihood = structure.excess(scores, target, log_sum_exp)  # its gradient is s = μ − φ(y)
-        expanded = detached(self.expand(scores, target))
-        soft = self.smoothed(expanded, target).value_at(expanded)
-        each = torch.where(soft > 0, soft + (likelihood - likelihood.detach()), hinge)
-        return torch.where(hinge.isfinite(), each, hinge), None
+        return self.structure.excess(add(scores, self._part_costs(target, scores)), target, maximum), None
 
     def smoothed(self, scores: Any, target: Any) -> Atom:
         """s = μ − φ(y), with the expected Δ: the gradient of the likelihood."""
         if self.structure is None:
             return super().smoothed(scores, target)
         structure = self.structure
-        s = gradient(lambda u: structure.excess(u, target, log_sum_exp), scores)
+        return self._along(gradient(lambda u: structure.excess(u, target, log_sum_exp), scores), scores, target)
+
+    def _along(self, s: Any, scores: Any, target: Any) -> Atom:
+        """The atom of s, whose value is that of relative scores."""
+        assert self.structure is not None
         c = paid(self._part_costs(target, scores), s)
-        relative, truth = structure.relative(scores, target)
+        relative, truth = self.structure.relative(scores, target)
         return Atom(s, c, torch.where(truth == -torch.inf, torch.inf, inner(s, relative) + c))
 
     def oracle(self, scores: Any, target: Any) -> Atom:
@@ -126,10 +122,8 @@ class StructuredHinge(PiecewiseLinearLoss):
         if self.structure is None:
             found = self._atom(self.decode(scores, target), scores, target)
         else:
-            structure, cost = self.structure, self._part_costs(target, scores)
-            augmented = add(scores, cost)
-            s = add(structure.best(augmented, target), structure.features(target, scores), -1)
-            found = Atom(s, paid(cost, s), structure.excess(augmented, target, maximum))
+            best = self.structure.best(add(scores, self._part_costs(target, scores)), target)
+            found = self._along(add(best, self.structure.features(target, scores), -1), scores, target)
         if self.exact:
             return found
         zero = Atom(like(scores, tuple(torch.zeros_like(x) for x in parts(found.s))), 0 * found.offset)

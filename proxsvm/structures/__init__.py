@@ -1,14 +1,13 @@
 """Structures: each is one recursion over its labellings."""
 
 from proxsvm.structures.alignment import Alignment
-from proxsvm.structures.base import Structure
+from proxsvm.structures.base import Marginals, Structure
 from proxsvm.structures.chain import Chain
 from proxsvm.structures.combinatorial import maxflow_cut, scipy_cut
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.grid import Grid
 from proxsvm.structures.label_tree import LabelTree
 from proxsvm.structures.matching import Matching
-from proxsvm.structures.polytopes import Marginals
 from proxsvm.structures.projective_tree import ProjectiveTree
 from proxsvm.structures.segments import Segments
 from proxsvm.structures.semirings import KBest, Sampled, log_sum_exp, maximum

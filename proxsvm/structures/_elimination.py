@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,21 +11,20 @@ from torch import Tensor
 from proxsvm._kernels.jit import has_numba
 from proxsvm._scores import FORBIDDEN
 
+LOG2_E = 1 / math.log(2)
+
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
     """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
     if u.is_cpu and not torch.compiler.is_compiling() and has_numba():
-        try:
-            return Eliminated.apply(u, sizes)  # type: ignore[no-any-return, no-untyped-call]
-        except RuntimeError:  # inside a transform of torch.func, whose tensors have no memory
-            pass
+        return Eliminated.apply(u, sizes)[0]  # type: ignore[no-any-return, no-untyped-call]
     return by_elimination(u, sizes)
 
 
 def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
-    most = u.detach().amax(1).clamp(min=FORBIDDEN / 2).double()
-    return (u - most[:, None]).exp_(), most
+    most = u.detach().max(1).values.clamp_(min=FORBIDDEN / 2)  # amax takes twice as long
+    return (u - most[:, None]).double().mul_(LOG2_E).exp2_(), most.double()  # exp takes three times as long
 
 
 def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
@@ -50,23 +50,36 @@ def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
 
 
 class Eliminated(torch.autograd.Function):
-    """The same by a compiled loop, with the marginals as its gradient."""
+    """log Z by a compiled loop, and its gradient, the marginals."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, sizes: Tensor) -> Tensor:
-        """log Z; the marginals are kept for the backward pass."""
+    def forward(u: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """log Z, and the marginals for the backward pass."""
         from proxsvm._kernels.spanning_trees import eliminate
 
         weights, most = shifted(u)
-        total, mu = most.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
+        total, mu = u.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
         eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
-        ctx.save_for_backward(u, sizes, mu)
-        return total.clamp(min=FORBIDDEN).to(u.dtype)
+        return total, mu
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """The marginals are kept."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor, None]:
         """g μ; if it shall be differentiated in its turn, that of the plain recursion."""
         u, sizes, mu = ctx.saved_tensors
         if torch.is_grad_enabled():
             return torch.func.vjp(lambda v: by_elimination(v, sizes), u)[1](g)[0], None
         return g[:, None, None] * mu, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> Any:
+        """Batches of batches are one."""
+        n = info.batch_size
+        each = [x.expand(n, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(inputs, in_dims, strict=True)]
+        found = Eliminated.apply(*(x.flatten(0, 1) for x in each))  # type: ignore[no-untyped-call]
+        return tuple(x.unflatten(0, each[0].shape[:2]) for x in found), (0, 0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsvm._scores import integer_target, one_hot, require
+from proxsvm._scores import integer_target, require
 from proxsvm.structures.base import Structure
 
 
@@ -37,13 +37,14 @@ class ChartStructure(PartStructure):
 
     def chart(self, name: str, u: Tensor, target: Any, sizes: Tensor, inside: Tensor) -> tuple[Tensor, Parts]:
         """Labels become indicators; ``inside`` says which cells exist."""
-        phi, K = torch.zeros_like(u), u.shape[3]
+        labels, K = torch.full_like(inside, -1, dtype=torch.long), u.shape[3]
         if target is not None:
             labels = torch.where(inside, integer_target(name, target, u.shape[:3], f"{self.what}s"), -1)
             require((labels >= -1) & (labels < K), f"{name} got a {self.what} outside [-1, {K}), those of the scores")
             self.check(name, labels, sizes)
-            phi = one_hot(u, labels.clamp(min=0), K) * (labels >= 0)[..., None]
-        return torch.where(inside[..., None], u, 0.0), Parts(phi, sizes)
+        phi = (labels[..., None] == torch.arange(K, device=u.device)).to(u)  # scatter() would copy its zeros
+        every = inside[..., None].expand_as(u).contiguous()  # in one run over memory
+        return torch.where(every, u, 0.0), Parts(phi, sizes)
 
     def check(self, name: str, labels: Tensor, sizes: Tensor) -> None:
         """Raise ValueError unless the labels ``[B, S, T]`` are those of a labelling."""

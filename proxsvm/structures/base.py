@@ -10,8 +10,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, Scores, detached, inner, like, parts, widened
-from proxsvm.structures.polytopes import Marginals
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, maximum
+
+
+class Marginals:
+    """The marginals of a batch in cvxpy, for ``ExactQP``."""
+
+    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
+        """Variables ``[n, size]`` for each score tensor, their constraints, and the entropy ``[n]``, or None."""
+        raise NotImplementedError(f"{type(self).__name__} must define express(with_entropy)")
+
+    def entropy(self, mu: tuple[Tensor, ...]) -> Tensor | None:
+        """The entropy of marginals, ``[n]``; None where it has no formula."""
+        return None
 
 
 class Structure:

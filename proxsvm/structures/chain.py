@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, known
+from proxsvm._scores import FORBIDDEN, detached, known
 from proxsvm.structures._checks import check_nodes, check_pairwise, check_scores, unpack
 from proxsvm.structures.forest import Forest, Labelling, standard_form
-from proxsvm.structures.semirings import Reduce
+from proxsvm.structures.semirings import Reduce, maximum
 
 
 class Chain(Forest):
@@ -62,29 +63,34 @@ class Chain(Forest):
         return standard_form(name, unary, pairwise, Labelling(y, nodes, nodes[:, 1:], parents, order, full))
 
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
-        """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k])."""
-        unary, pairwise = scores
-        first, *others = unary.unbind(1)
-        tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * len(others)
-        alpha = first
-        for t, (u, table) in enumerate(zip(others, tables, strict=True), start=1):
-            moved = reduce(alpha.unsqueeze(2) + table, 1) + u  # indexing by None takes longer
-            alpha = moved if target.full else torch.where(target.nodes[:, t, None], moved, alpha)
-        return reduce(alpha, 1)
+        """α_t[k] = unary[t, k] + ⊕_j (α_{t−1}[j] + pairwise[t − 1, j, k]); the largest is the best labels' score."""
+        if reduce is maximum:
+            of_node, of_edge = self.scores_of(scores, target._replace(labels=self._best_labels(scores, target)))
+            return (of_node + F.pad(of_edge, (1, 0))).sum(1)  # node by node, so that large scores cancel
+        return reduce(self._forward(scores, target, reduce)[-1], 1)
+
+    def _forward(self, scores: Any, target: Labelling, reduce: Reduce) -> list[Any]:
+        """α_1 … α_T; on padding that of the last position."""
+        alpha = [scores[0][:, 0]]
+        for t, (u, table) in enumerate(zip(scores[0].unbind(1)[1:], self.tables(scores), strict=True), start=1):
+            moved = reduce(alpha[-1].unsqueeze(2) + table, 1) + u  # indexing by None takes longer
+            alpha.append(moved if target.full else torch.where(target.nodes[:, t, None], moved, alpha[-1]))
+        return alpha
+
+    def _best_labels(self, scores: Any, target: Labelling) -> Tensor:
+        """Viterbi's, ``[B, T]``: from the last position back, the label from which the maximum of the next one came."""
+        scores = detached(scores)
+        *alpha, last = self._forward(scores, target, torch.amax)
+        labels, rows = [last.argmax(1)], torch.arange(len(last), device=last.device)
+        for t, (before, table) in reversed(list(enumerate(zip(alpha, self.tables(scores), strict=True), start=1))):
+            into = table.index_select(1, labels[-1]).T if table.dim() == 2 else table[rows, :, labels[-1]]
+            found = (before + into).argmax(1)
+            labels.append(found if target.full else torch.where(target.nodes[:, t], found, labels[-1]))
+        return torch.stack(labels[::-1], 1)
 
     def decode(self, scores: Any, target: Labelling) -> Tensor:
-        """From the last position back: the label from which the maximum of the next one came."""
-        unary, pairwise = (u.detach() for u in scores)
-        tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
-        alpha = [unary[:, 0]]
-        for t, table in enumerate(tables, start=1):
-            moved = (alpha[-1].unsqueeze(2) + table).amax(1) + unary[:, t]
-            alpha.append(torch.where(target.nodes[:, t, None], moved, alpha[-1]))
-        labels, rows = [alpha[-1].argmax(1)], torch.arange(len(unary), device=unary.device)
-        for t in reversed(range(1, len(alpha))):
-            into = tables[t - 1].expand(len(rows), -1, -1)[rows, :, labels[-1]]
-            labels.append(torch.where(target.nodes[:, t], (alpha[t - 1] + into).argmax(1), labels[-1]))
-        return target.in_input_order(torch.stack(labels[::-1], 1))
+        """The labels themselves."""
+        return target.in_input_order(self._best_labels(scores, target))
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:
         """p(y_t) ``[B, T, K]`` and p(y_t, y_{t+1}) ``[B, T - 1, K, K]``, 0 on padding."""

@@ -27,38 +27,36 @@ class Dependencies(PartStructure):
         u = check_parts(name, scores, "[B, T + 1, T + 1, R]" if labelled else "[B, T + 1, T + 1]")
         B, N = u.shape[:2]
         if N < 2:
-            given = f"{name} got scores of shape {tuple(u.shape)}"
-            raise ValueError(f"{given}; expected [B, T + 1, T + 1] with T ≥ 1 words")
-        heads, *more = target if isinstance(target, (tuple, list)) else (target,)
+            raise ValueError(f"{name} got scores of shape {tuple(u.shape)}; expected T + 1 ≥ 2, with T ≥ 1 words")
+        given = target if isinstance(target, (tuple, list)) else (target,)
         if target is not None:
-            if len(more) not in (labelled, labelled + 1):
+            if len(given) - labelled not in (1, 2):
                 expected = "heads, labels" if labelled else "heads"
                 raise TypeError(f"{name} got a target that is not ({expected}[, lengths])")
-            lengths = more[labelled] if len(more) > labelled else None
-        sizes = check_sizes(name, lengths, (N - 1,), u)
-        node, limit = torch.arange(N, device=u.device), sizes[:, None]
-        real, below_root = node <= limit, node > 0
-        arcs = below_root & (node[:, None] != node)
+            lengths = given[-1] if len(given) - labelled == 2 else None
+        sizes, node = check_sizes(name, lengths, (N - 1,), u), torch.arange(N, device=u.device)
+        below_root = node > 0
+        word, arcs = below_root & (node <= sizes[:, None]), below_root & (node[:, None] != node)
         if lengths is not None:
-            arcs = arcs & real[:, None] & real[:, :, None]
-        phi, word = u.new_zeros(B, N, N), real & below_root
-        if target is not None:
-            heads = F.pad(integer_target(name, heads, (B, N - 1), "heads"), (1, 0))
-            heads = torch.where(word, heads, 0)
-            require((heads >= 0) & (heads <= limit), f"{name} got a head that is neither the root nor a word")
-            phi = phi.scatter(1, heads[:, None], word[:, None].to(u))
-            roots = phi[:, 0].sum(1)
-            require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
-            self.check(name, heads)
+            arcs = arcs & word[:, None] & (word | (node == 0))[..., None]
+        u = torch.where(arcs[..., None] if labelled else arcs, u, FORBIDDEN)  # faster than masked_fill
+        if target is None:
+            return u, Parts(torch.zeros_like(u), sizes)
+
+        def of_words(x: Any, what: str) -> Tensor:
+            return torch.where(word, F.pad(integer_target(name, x, (B, N - 1), what), (1, 0)), 0)
+
+        heads = of_words(given[0], "heads")
+        require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
+        phi = u.new_zeros(B, N, N).scatter(1, heads[:, None], word[:, None].to(u))
+        roots = phi[:, 0].sum(1)
+        require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
+        self.check(name, heads)
         if labelled:
-            R, arcs = u.shape[3], arcs[..., None]
-            kinds = torch.zeros(B, N, dtype=torch.long, device=u.device)
-            if target is not None:
-                kinds = F.pad(integer_target(name, more[0], (B, N - 1), "labels"), (1, 0))
-                kinds = torch.where(word, kinds, 0)
-            require((kinds >= 0) & (kinds < R), f"{name} got a label outside [0, {R}), the R of the scores")
-            phi = phi[..., None] * one_hot(u, kinds, R)[:, None]
-        return torch.where(arcs, u, FORBIDDEN), Parts(phi, sizes)  # faster than masked_fill
+            R, labels = u.shape[3], of_words(given[1], "labels")
+            require((labels >= 0) & (labels < R), f"{name} got a label outside [0, {R}), the R of the scores")
+            phi = phi[..., None] * one_hot(u, labels, R)[:, None]
+        return u, Parts(phi, sizes)
 
     def check(self, name: str, heads: Tensor) -> None:
         """Raise ValueError unless the heads of the nodes, ``[B, T + 1]``, lead to node 0, whose own is 0."""

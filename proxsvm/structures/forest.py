@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, one_hot, require
-from proxsvm.structures.base import Structure, gradient
-from proxsvm.structures.polytopes import FlowPolytope
-from proxsvm.structures.semirings import maximum
+from proxsvm.structures.base import Marginals, Structure
 
 
 class Labelling(NamedTuple):
@@ -84,21 +86,29 @@ class Forest(Structure):
         cancel, and from the pairwise scores what all of them have in common: every labelling has as many edges.
         """
         unary, pairwise = scores
-        at_node, pairs = unary.gather(2, target.labels[..., None]), self._pairs(target, unary.shape[2])[..., None]
         if pairwise.numel():
             common = pairwise.detach().amax()
             pairwise = pairwise - torch.where(common > FORBIDDEN / 2, common, 0.0)  # where nothing is allowed
-        of_edge = pairwise.flatten()[pairs] if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs)
-        at_edge = F.pad(target.real(of_edge, target.edges), (0, 0, 1, 0))
+        of_node, of_edge = self.scores_of((unary, pairwise), target)
         if pairwise.dim() == 4:
             pairwise = target.real(pairwise, target.edges)
-        forbidden = ((at_node <= FORBIDDEN / 2) | (at_edge <= FORBIDDEN / 2)).flatten(1).any(1)
-        return (unary - at_node - at_edge, pairwise), torch.where(forbidden, -torch.inf, at_node.new_zeros(()))
+        of_edge = F.pad(of_edge, (1, 0))
+        forbidden = torch.minimum(of_node, of_edge).amin(1) <= FORBIDDEN / 2
+        unary = unary - of_node[..., None] - of_edge[..., None]  # in this order: the first difference is exact
+        return (unary, pairwise), torch.where(forbidden, -torch.inf, of_node.new_zeros(()))
 
-    def decode(self, scores: Any, target: Labelling) -> Tensor:
-        """From the gradient in the unary scores alone."""
+    def tables(self, scores: Any) -> Sequence[Tensor]:
+        """The pairwise scores of each edge, ``[K, K]`` or ``[B, K, K]``."""
         unary, pairwise = scores
-        return self.labels((gradient(lambda u: self.total((u, pairwise.detach()), target, maximum), unary),), target)
+        return pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (unary.shape[1] - 1)
+
+    def scores_of(self, scores: Any, target: Labelling) -> tuple[Tensor, Tensor]:
+        """The score of each node's label, ``[B, V]``, and of each edge's pair, ``[B, V - 1]``; 0 on padding."""
+        unary, pairwise = scores
+        pairs = self._pairs(target, unary.shape[2])
+        of_edge = pairwise.flatten()[pairs] if pairwise.dim() == 2 else pairwise.flatten(2).gather(2, pairs[..., None])
+        of_node = unary.gather(2, target.labels[..., None]).squeeze(2)
+        return target.real(of_node, target.nodes), target.real(of_edge.reshape(pairs.shape), target.edges)
 
     def labels(self, phi: Any, target: Labelling) -> Tensor:
         """The labels ``[B, V]``, 0 on padding."""
@@ -127,3 +137,58 @@ def standard_form(
     if pairwise.dim() == 4:
         pairwise = target.real(pairwise, target.edges)
     return (target.real(unary, target.nodes), pairwise), target._replace(labels=labels)
+
+
+@dataclass(frozen=True)
+class FlowPolytope(Marginals):
+    """Node marginals μ and edge marginals ν that agree: on forests, the hull of all labellings.
+
+        μ, ν ≥ 0,  Σ_k μ_root(k) = 1,  Σ_child's label ν_e = μ_parent,  Σ_parent's label ν_e = μ_child
+
+    ``nodes``, ``edges`` and ``parents`` are a ``Labelling``'s; ``allowed`` is False where μ and ν are 0.
+    The entropy of a forest is Bethe's, H(μ_root) + Σ_e H(child | parent).
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    parents: Tensor
+    allowed: tuple[Tensor, ...]
+
+    def entropy(self, mu: tuple[Tensor, ...]) -> Tensor:
+        """H(μ, ν), ``[B]``: a root adds H(μ), every other node H(child | parent) = H(ν) − H(μ_parent)."""
+        node, edge = (x.clamp(min=0) for x in mu)
+        of_node: Tensor = torch.special.entr(node).sum(2) * self.nodes
+        of_edge: Tensor = torch.special.entr(edge).sum((2, 3)) - of_node.gather(1, self.parents)
+        return of_node[:, 0] + torch.where(self.edges, of_edge, of_node[:, 1:]).sum(1)
+
+    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
+        """μ ``[B, V K]`` and ν ``[B, (V - 1) K²]``."""
+        cp, sparse = load("cvxpy", extra="qp"), load("scipy.sparse", extra="qp")
+        (B, V, K), E = self.allowed[0].shape, self.edges.shape[1]
+        mu, nu = cp.Variable((B, V * K), nonneg=True), cp.Variable((B, E * K * K), nonneg=True)
+        over_child = sparse.kron(sparse.eye(E * K), np.ones((K, 1)))
+        over_parent = sparse.kron(sparse.eye(E), sparse.kron(np.ones((K, 1)), sparse.eye(K)))
+        picks = [
+            sparse.kron(sparse.csr_matrix((np.ones(E), (parents, range(E))), shape=(V, E)), sparse.eye(K))
+            for parents in self.parents.tolist()
+        ]
+        may = [x.flatten(1).cpu().numpy() for x in self.allowed]
+        constraints = [cp.sum(mu[:, :K], axis=1) == 1, nu @ over_parent == mu[:, K:]]
+        constraints += [nu[i] @ over_child == mu[i] @ pick for i, pick in enumerate(picks)]
+        constraints += [cp.multiply(~ok, x) == 0 for ok, x in zip(may, (mu, nu), strict=True) if not ok.all()]
+        masks = (self.nodes, K), (self.edges, K * K)
+        real = [np.repeat(x.cpu().numpy(), n, axis=1) for x, n in masks]
+        both = tuple(cp.multiply(m * ok, x) for m, ok, x in zip(real, may, (mu, nu), strict=True))
+        if not with_entropy:
+            return both, constraints, None
+        above = [mu[i] @ (pick @ over_child.T) for i, pick in enumerate(picks)]
+        return both, constraints, cp.hstack([self._entropy(i, mu[i], nu[i], above[i]) for i in range(B)])
+
+    def _entropy(self, i: int, mu: Any, nu: Any, above: Any) -> Any:
+        """H of sample i; ``above``: μ_parent for every entry of ν. Entries that must be zero are left out."""
+        cp, K = load("cvxpy", extra="qp"), self.allowed[0].shape[2]
+        label, pair = (x[i].cpu().numpy() for x in self.allowed)
+        parent, child = label[self.parents[i].cpu().numpy()], label[1:]
+        may = pair & parent[:, :, None] & child[:, None, :] & self.nodes[i, 1:].cpu().numpy()[:, None, None]
+        at, root = np.flatnonzero(may), np.flatnonzero(label[0])
+        return cp.sum(cp.entr(mu[:K][root])) - cp.sum(cp.rel_entr(nu[at], above[at]))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxsvm._extras import load
-from proxsvm._scores import integer_target, one_hot, require
+from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
 from proxsvm.structures._checks import before, check_parts, check_sizes, unpack
 from proxsvm.structures._parts import Parts, PartStructure
+from proxsvm.structures.base import Marginals
 from proxsvm.structures.combinatorial import as_array, lowered
-from proxsvm.structures.polytopes import Birkhoff
 
 
 class Matching(PartStructure):
@@ -65,3 +67,20 @@ class Matching(PartStructure):
     def polytope(self, scores: Tensor, target: Parts) -> Birkhoff:
         """Doubly stochastic matrices."""
         return Birkhoff(scores, target.sizes)
+
+
+@dataclass(frozen=True)
+class Birkhoff(Marginals):
+    """μ ≥ 0 whose rows sum to 1 and whose columns sum to at most 1: the hull of all matchings (Birkhoff, 1946)."""
+
+    scores: Tensor
+    sizes: Tensor
+
+    def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
+        """μ ``[B, n m]``."""
+        cp, (B, n, m) = load("cvxpy", extra="qp"), self.scores.shape
+        mu = cp.Variable((B, n * m), nonneg=True)
+        row, column = (before(k, self.sizes[:, i]).cpu().numpy() for i, k in enumerate((n, m)))
+        allowed = (row[:, :, None] & column[:, None] & (self.scores > FORBIDDEN / 2).cpu().numpy()).reshape(B, -1)
+        rows, columns = np.kron(np.eye(n), np.ones((m, 1))), np.kron(np.ones((n, 1)), np.eye(m))
+        return (mu,), [mu @ rows == row.astype(float), mu @ columns <= 1, cp.multiply(~allowed, mu) == 0], None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, require
-from proxsvm.structures._checks import at
+from proxsvm._scores import require
+from proxsvm.structures._checks import before, by_width
 from proxsvm.structures._parts import Parts
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.semirings import Reduce
@@ -39,28 +38,25 @@ class ProjectiveTree(Dependencies):
         """Spans of words i … j = i + w, wider and wider: with an arc between their ends, or complete, headed at one.
 
         A chart exists twice, by left end with widths 0, 1, … and by right end with widths …, 1, 0: then all ways to
-        cut a span in two lie at the same index, and one ⊕ over the last dimension takes all spans of a width.
+        cut a span in two lie at the same index, and one ⊕ over the last dimension takes all spans of a width. Each word
+        of padding depends on the one before it, which adds nothing.
         """
         u = scores if scores.dim() == 3 else reduce(scores, 3)
-        root, arc = u[:, 0, 1:], u[:, 1:, 1:]
-        B, T = root.shape
-        zero = scores.new_zeros(B, T, 1)
-        right_l = right_r = left_l = left_r = zero  # complete, headed at the left end (right_) or right end (left_)
-        open_right, open_left = zero[..., :0], zero[..., :0]  # with an arc i → j, by left end; j → i, by right end
+        arcs_right, arcs_left = by_width(u[:, 1:, 1:]), by_width(u[:, 1:, 1:].transpose(1, 2))
+        B, T = u.shape[0], u.shape[1] - 1
+        right_l = right_r = left_l = left_r = scores.new_zeros(B, T, 1)  # complete, headed at the left or right end
+        open_right = open_left = scores.new_zeros(B, T, 0)  # with an arc i → j, by left end; j → i, by right end
         for w in range(1, T):
-            n = T - w
-            inner = reduce(right_l[:, :n] + left_r[:, w:], 2)
-            to_right = inner + arc.diagonal(w, 1, 2)
-            to_left = inner + arc.diagonal(-w, 1, 2)
-            open_right = torch.cat([open_right, F.pad(to_right, (0, w))[..., None]], 2)
-            open_left = torch.cat([F.pad(to_left, (w, 0))[..., None], open_left], 2)
-            right = reduce(open_right[:, :n] + right_r[:, w:], 2)
-            left = reduce(left_l[:, :n] + open_left[:, w:], 2)
-            right_l = torch.cat([right_l, F.pad(right, (0, w))[..., None]], 2)
-            right_r = torch.cat([F.pad(right, (w, 0))[..., None], right_r], 2)
-            left_l = torch.cat([left_l, F.pad(left, (0, w))[..., None]], 2)
-            left_r = torch.cat([F.pad(left, (w, 0))[..., None], left_r], 2)
-        child = torch.arange(T, device=u.device)
-        ends = at(right_r, target.sizes - 1).gather(1, (child + T - target.sizes[:, None]).clamp(max=T - 1))
-        whole = root + left_l[:, 0] + ends
-        return reduce(torch.where(child < target.sizes[:, None], whole, FORBIDDEN), 1)
+            right_l, left_l, open_right = right_l[:, :-1], left_l[:, :-1], open_right[:, :-1]
+            right_r, left_r, open_left = right_r[:, 1:], left_r[:, 1:], open_left[:, 1:]
+            inner = reduce(right_l + left_r, 2)
+            to_right = inner + arcs_right[w]
+            if w == 1:
+                to_right = torch.where(before(T, target.sizes)[:, 1:], to_right, 0.0)
+            open_right = torch.cat([open_right, to_right[..., None]], 2)
+            open_left = torch.cat([(inner + arcs_left[w])[..., None], open_left], 2)
+            right = reduce(open_right + right_r, 2)[..., None]
+            left = reduce(left_l + open_left, 2)[..., None]
+            right_l, right_r = torch.cat([right_l, right], 2), torch.cat([right, right_r], 2)
+            left_l, left_r = torch.cat([left_l, left], 2), torch.cat([left, left_r], 2)
+        return reduce(u[:, 0, 1:] + left_l[:, 0] + right_r[:, 0], 1)

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from proxsvm._scores import require
-from proxsvm.structures._checks import at, before, check_parts, check_sizes, unpack
+from proxsvm.structures._checks import at, before, by_width, check_parts, check_sizes, unpack
 from proxsvm.structures._parts import ChartStructure, Parts
 from proxsvm.structures.semirings import Reduce
 
@@ -48,11 +47,10 @@ class Spans(ChartStructure):
 
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
         """β(i, j) = ⊕ over labels of the score + ⊕ over cuts k of β(i, k) + β(k + 1, j), as in ``ProjectiveTree``."""
-        u = reduce(scores, 3)
-        T = u.shape[1]
-        by_left = by_right = u.diagonal(0, 1, 2)[..., None]
-        for w in range(1, T):
-            span = u.diagonal(w, 1, 2) + reduce(by_left[:, : T - w] + by_right[:, w:], 2)
-            by_left = torch.cat([by_left, F.pad(span, (0, w))[..., None]], 2)
-            by_right = torch.cat([F.pad(span, (w, 0))[..., None], by_right], 2)
-        return at(by_left[:, 0], target.sizes - 1)
+        spans = by_width(reduce(scores, 3))
+        left = right = spans[0][..., None]
+        for single in spans[1:]:
+            left, right = left[:, :-1], right[:, 1:]
+            span = (single + reduce(left + right, 2))[..., None]
+            left, right = torch.cat([left, span], 2), torch.cat([span, right], 2)
+        return at(left[:, 0], target.sizes - 1)

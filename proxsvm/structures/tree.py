@@ -56,12 +56,10 @@ class Tree(Forest):
 
     def total(self, scores: Any, target: Labelling, reduce: Reduce) -> Tensor:
         """β_v[k] = unary[v, k] + Σ over children c of ⊕_j (pairwise[c, k, j] + β_c[j]); Σ over roots of ⊕ β."""
-        unary, pairwise = scores
-        V = unary.shape[1]
-        tables = pairwise.unbind(1) if pairwise.dim() == 4 else [pairwise] * (V - 1)
-        node, belief = torch.arange(V, device=unary.device), unary
-        for e in reversed(range(V - 1)):  # children come after their parents
-            message = reduce(tables[e] + belief[:, e + 1, None], 2)
+        belief = scores[0]
+        node = torch.arange(belief.shape[1], device=belief.device)
+        for e, table in reversed(list(enumerate(self.tables(scores)))):  # children come after their parents
+            message = reduce(table + belief[:, e + 1, None], 2)
             above = target.edges[:, e, None] & (node == target.parents[:, e, None])
             belief = belief + torch.where(above[..., None], message[:, None], 0.0)
         of_node = reduce(belief, 2)

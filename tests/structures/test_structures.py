@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from proxsvm import ProxProblem
+from proxsvm._kernels import spanning_trees
 from proxsvm._scores import inner, like, parts
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.losses.hulls import paid
@@ -169,14 +170,25 @@ def test_the_compiled_sum_over_spanning_trees_is_that_of_the_recursion(scale, mo
         values.append((log_z, mu[:3]))
     for a, b in zip(*values, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
-    assert (values[0][0] <= -1e29).tolist() == [
-        False,
-        False,
-        False,
-        True,
-    ]  # two words that nobody but the root can head
+    assert (values[0][0] <= -1e29).tolist() == [False] * 3 + [True]  # two words that nobody but the root can head
     of_words = values[0][1].sum(1)[:, 1:]
     torch.testing.assert_close(of_words, (torch.arange(8) < lengths[:3, None]).to(of_words), rtol=0, atol=1e-12)
+
+
+def test_the_compiled_sum_over_spanning_trees_batches_and_hides_no_error(monkeypatch):
+    scores, heads, loss = torch.randn(2, 4, 4), torch.stack([HEADS, HEADS.flip(0)]), CRF(SpanningTree())
+    over_targets = torch.func.vmap(lambda y: loss(scores, y))(heads)
+    torch.testing.assert_close(over_targets, torch.stack([loss(scores, y) for y in heads]))
+    hessian = torch.func.jacrev(torch.func.grad(lambda u: loss(u, HEADS)))(scores)
+    torch.testing.assert_close(hessian, torch.autograd.functional.hessian(lambda u: loss(u, HEADS), scores))
+
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(spanning_trees, "eliminate", broken)
+    monkeypatch.setattr(_elimination, "has_numba", lambda: True)
+    with pytest.raises(RuntimeError, match="broken"):
+        loss(scores, HEADS)
 
 
 @pytest.mark.parametrize(
