@@ -249,6 +249,19 @@ def box_best(residual: float, low: float, high: float, band: float, ridge: float
 
 
 @njit
+def box_gains(v: Array, hull: Any, s: Array, gain: Array, worth: Array) -> None:
+    """At the scores v, ``[n, M]``: what each sample can ``gain``, and its ``worth`` c + ½⟨s, v⟩."""
+    low, high, center, band, ridge = hull
+    for i in range(v.shape[0]):
+        gain[i] = worth[i] = 0.0
+        for k in range(v.shape[1]):
+            residual, old = v[i, k] - center[i, k], s[i, k]
+            best = box_best(residual, low[i, k], high[i, k], band, ridge)
+            gain[i] += (best - old) * (residual - ridge / 2.0 * (best + old)) - band * (abs(best) - abs(old))
+            worth[i] += old * ((residual - center[i, k]) / 2.0 - ridge / 2.0 * old) - band * abs(old)
+
+
+@njit
 def box_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
     """The exact coordinate step of the box ``hull``: low, high, center, band and ridge."""
     (W, step, h, data, indices, starts), (low, high, center, band, ridge) = model, hull

@@ -33,7 +33,7 @@ MAX_SIDE = 2000  # of the Hessian
 STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
 ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
 ROWS = 40  # for each feature: with fewer, classes are often separable, where the Hessian at W = 0 says little
-CLOSE = 0.3  # P is near its minimum where a step decreases it by less than this share of the gap that is wanted
+CLOSE = 0.05  # times the gap that is wanted: P is near its minimum where the model at W = 0 decreases by less
 HALVINGS = 40  # of a step, before rounding is what is left
 
 
@@ -56,7 +56,7 @@ class Logistic:
         self.q, self.mass = (c[:, None] * q).T.copy(), (c[:, None] * mass).T.copy()
         self.shape = len(self.q), X.shape[1]
         self.flat = 1 / 4 if self.box else 1 / len(self.q)  # the curvature of the loss at equal scores
-        self.decrease, self.close = math.inf, CLOSE  # the decrease of P in the last step
+        self.close = CLOSE
         self.pairs: list[tuple[Array, Array, float]] = []  # of L-BFGS: changes of W and of G, and their product
         self.D = eta * float(progress.dual_of_start)
 
@@ -82,8 +82,10 @@ class Logistic:
     def _goes_on(self, max_iter: int) -> bool:
         self.D = max(self.D, self.P - float(np.vdot(self.G, self.G)) / (2 * self.rho))
         enough = float(self.progress.enough(self.D, self.P - self.D))
-        if self.inverse.ndim == 2 and self.decrease < self.close * enough and enough < self.P - self.D:
-            self._raise_dual(enough)
+        if self.inverse.ndim == 2 and enough < self.P - self.D:
+            above = float(np.vdot(self.G, self._precondition(self.G))) / 2  # of the model at W = 0
+            if above < self.close * enough:
+                self._raise_dual(enough)
         stop = self.progress.stop(self.iterations, self.D / self.eta, (self.P - self.D) / self.eta)
         return not stop and self.iterations < max_iter
 
@@ -102,7 +104,7 @@ class Logistic:
                 break
         else:
             return False
-        s, G, falls, self.decrease = W - self.W, self.G, P < self.P, self.P - P
+        s, G, falls = W - self.W, self.G, P < self.P
         self.W, self.U, self.alpha, self.P = W, U, alpha, P
         self.G = self._gradient()
         y = self.G - G

@@ -11,7 +11,7 @@ import torch
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.hulls import Box, EntropySimplex, Hull, Simplex
-from proxsvm.solvers._arrays import flatten, to_numpy
+from proxsvm.solvers._arrays import to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
 ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
@@ -55,28 +55,27 @@ class BoxState(BlockState):
     """s of each sample, low ≤ s ≤ high, c = −⟨s, center⟩ − band ‖s‖₁ − (ridge/2) ‖s‖²."""
 
     def __init__(self, hull: Box) -> None:
-        low, high, center = (flatten(x).cpu().double() for x in (hull.low, hull.high, hull.center))
-        self.hull = Box(low, high, center, float(hull.band), float(hull.ridge))
-        self.arrays = low.numpy(), high.numpy(), center.numpy(), self.hull.band, self.hull.ridge
-        self.s = np.zeros(center.shape)
+        low, high, center = (to_numpy(x).reshape(len(x), -1) for x in (hull.low, hull.high, hull.center))
+        self.hull = low, high, center, float(hull.band), float(hull.ridge)
+        self.s, self.gain, self.worth = np.zeros(center.shape), np.zeros(len(center)), np.zeros(len(center))
 
     def begin(self, atom: FlatAtom) -> None:
         """Start from a feasible s, without its rounding errors."""
-        self.s = np.clip(atom.s, *self.arrays[:2])
+        self.s = np.clip(atom.s, *self.hull[:2])
 
     def combination(self) -> FlatAtom:
         """s and c."""
-        return FlatAtom(self.s, self.hull.lift(torch.as_tensor(self.s)).numpy())
+        _, _, center, band, ridge = self.hull
+        return FlatAtom(self.s, -(self.s * (center + ridge / 2 * self.s) + band * np.abs(self.s)).sum(1))
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
         """See :meth:`BlockState.evaluate`."""
-        scores, s = torch.as_tensor(v), torch.as_tensor(self.s)
-        now = self.hull.worth(s, scores - self.hull.center)  # from residuals: the last digits decide when to stop
-        return (self.hull.best(scores).value_at(scores) - now).numpy(), (now - (s * scores).sum(1) / 2).numpy()
+        loops.box_gains(v, self.hull, self.s, self.gain, self.worth)
+        return self.gain, self.worth
 
     def sweep(self, model: Any, order: Array) -> Array:
         """Over all outputs."""
-        return loops.box_sweep(order, model, self.arrays, self.s)
+        return loops.box_sweep(order, model, self.hull, self.s)
 
 
 class EntropyState(BlockState):
