@@ -13,7 +13,6 @@ from torch import Tensor
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached, parts
-from proxsvm.losses.hulls import Rivals
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy
@@ -59,8 +58,7 @@ class RowBlocks(Blocks):
         self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
         self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
         self.newton: newton.Newton | None = None  # takes over where block steps are slow
-        able = exact is not None or (isinstance(self.hull, Rivals) and self.hull.k is None)
-        able = able and features.device.type == "cpu" and self.scale > 0
+        able = exact is not None and features.device.type == "cpu" and self.scale > 0
         quadratic = getattr(self.hull, "ridge", 0.0) > 0
         self.newton_work = newton.work(quadratic, len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
