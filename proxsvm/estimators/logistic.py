@@ -29,7 +29,7 @@ MEMORY = 20  # pairs of L-BFGS
 STEPS = 8  # of Newton's method, about as many as a problem takes
 SMALL = 3e6  # multiplications of a Hessian that take no longer than an evaluation
 PATIENCE = 400  # evaluations of L-BFGS, after which Newton's method follows whatever it costs
-MAX_SIDE = 2000  # of the Hessian
+MAX_SIDE, PRODUCTS = 2000, 300  # of the Hessian that is factorised; products with one that is not
 STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
 ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
 ROWS = 40  # for each feature: with fewer, classes are often separable, where the Hessian at W = 0 says little
@@ -65,8 +65,8 @@ class Logistic:
         n, side = self.q.shape[1], math.prod(self.shape)
         hessian = n * side**2 / (2 * len(self.q) if self.box else 2) + side**3 / 3
         budget = 0 if hessian < SMALL else int(STEPS * hessian / (2 * n * side + 5e5))  # of L-BFGS
-        able = not self.sparse and side <= MAX_SIDE  # to compute Newton's direction
-        budget = min(budget, PATIENCE) if able else max_iter
+        self.factorises = not self.sparse and side <= MAX_SIDE
+        budget = min(budget, PATIENCE) if self.factorises else PATIENCE
         self.W = np.zeros(self.shape) if start is None else start
         self.U = np.zeros_like(self.q) if start is None else self._scores(start)
         self.alpha, self.P = self._value(self.W, self.U)
@@ -75,8 +75,8 @@ class Logistic:
         falls = True
         while self._goes_on(max_iter) and falls:
             self.iterations += 1
-            falls = self.iterations <= budget and self._move(self._quasi_newton())
-            if not falls and able:  # also where rounding stops L-BFGS early
+            falls = self.iterations <= budget and self._move(-self._quasi_newton(self.G))
+            if not falls:  # also where rounding stops L-BFGS early
                 budget, falls = 0, self._move(self._newton())
 
     def _goes_on(self, max_iter: int) -> bool:
@@ -167,9 +167,9 @@ class Logistic:
             G = self.rho * W + product
         self.close /= 10  # nearer to the minimum it may be enough
 
-    def _quasi_newton(self) -> Array:
-        """The two loops of L-BFGS."""
-        d, parts = -self.G, []
+    def _quasi_newton(self, g: Array) -> Array:
+        """Hessian⁻¹ g, nearly: the two loops of L-BFGS."""
+        d, parts = g.copy(), []
         for s, y, product in reversed(self.pairs):
             parts.append(np.vdot(s, d) / product)
             d -= parts[-1] * y
@@ -186,6 +186,8 @@ class Logistic:
 
     def _newton(self) -> Array:
         """−Hessian⁻¹ G."""
+        if not self.factorises:
+            return self._conjugate_gradients()
         (K, F), X = self.shape, self.X
         curve = self.mass * self.alpha * (1 - self.alpha if self.box else 1)
         blocks = [(X.T * weight) @ X for weight in curve]
@@ -196,6 +198,21 @@ class Logistic:
         for k, block in enumerate(blocks):
             H[k, :, k] += block
         return self._solve(H.reshape(K * F, K * F), self.G.ravel()).reshape(K, F)
+
+    def _conjugate_gradients(self) -> Array:
+        """−Hessian⁻¹ G up to a tenth of G, preconditioned by L-BFGS."""
+        d, r, step, before = np.zeros_like(self.G), -self.G, 0.0, 1.0
+        for _ in range(PRODUCTS):
+            z = self._quasi_newton(r)
+            product = np.vdot(r, z)
+            step = z + product / before * step
+            change = self.rho * step + self._curve(self._scores(step)) @ self.X
+            length, before = product / np.vdot(step, change), product
+            d += length * step
+            r -= length * change
+            if np.vdot(r, r) <= 0.01 * np.vdot(self.G, self.G):
+                break
+        return d
 
     def _solve(self, H: Array, g: Array) -> Array:
         """−(H + ρ)⁻¹ g for each row of g, scaled to a unit diagonal; what rounding leaves singular gets a ridge."""
