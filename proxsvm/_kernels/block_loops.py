@@ -436,9 +436,7 @@ def add(w: Array, scale: Any, x: Array) -> None:
 
 
 @njit
-def pairwise(
-    H: Array, A: Array, c: Array, a: Array, count: int, v: Array, ds: Array, d: Array, Hd: Array, rounds: int
-) -> None:
+def pairwise(H: Array, A: Array, c: Array, a: Array, v: Array, ds: Array, d: Array, Hd: Array, rounds: int) -> None:
     """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a, H symmetric.
 
     Updates ``a`` and ``v``; leaves the change in s in ``ds``. ``d`` and ``Hd`` are buffers.
@@ -447,7 +445,7 @@ def pairwise(
     ds[:] = 0.0
     for _ in range(rounds):
         up, down, most, least = 0, 0, -np.inf, np.inf
-        for t in range(count):
+        for t in range(len(c)):
             slope = dot(A[t], v) + c[t]
             if slope > most:
                 up, most = t, slope
@@ -470,29 +468,27 @@ def pairwise(
 
 
 @njit
-def gram_sweep(
-    order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, v: Array
-) -> None:
+def gram_sweep(order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, v: Array) -> None:
     """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` the flat scores."""
     M = A.shape[2]
     ds, d, Hd, v_i = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
     H = np.empty((M, M))
     for t in range(order.shape[0]):
         i = order[t]
-        if p[i] <= 0 or counts[i] < 2:
+        if p[i] <= 0:
             continue
         at = i * M
         v_i[:] = v[at : at + M]
         for j in range(M):
             H[j] = p[i] * G[at + j, at : at + M]
-        pairwise(H, A[i], c[i], a[i], counts[i], v_i, ds, d, Hd, rounds)
+        pairwise(H, A[i], c[i], a[i], v_i, ds, d, Hd, rounds)
         for j in range(M):
             if ds[j] != 0.0:
                 add(v, -p[i] * ds[j], G[at + j])
 
 
 @njit
-def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array, a: Array, counts: Array) -> None:
+def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array, a: Array) -> None:
     """Block steps on the features: H = h_i times the identity."""
     W, step, h, data, indices, starts = model
     M = W.shape[0]
@@ -501,12 +497,10 @@ def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array
     H = np.zeros((M, M))
     for t in range(order.shape[0]):
         i = order[t]
-        if counts[i] < 2:
-            continue
         row_scores(W, everyone, M, v, i, data, indices, starts)
         for k in range(M):
             H[k, k] = h[i]
-        pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
+        pairwise(H, A[i], c[i], a[i], v, ds, d, Hd, rounds)
         for k in range(M):
             ds[k] *= -step[i]
         row_update(W, everyone, M, ds, d, i, data, indices, starts)

@@ -5,8 +5,8 @@
 The gradients s_i are a dual point, whose gap is P(W) − D(s) = ‖G‖²/(2ρ), because ℓ(u) = ⟨s, u⟩ + c at its own u: an
 evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0, or, where the losses
 outweigh ½ρ‖W‖², from the inverse Hessian there, which also raises D. Once it has taken as long as a few steps of
-Newton's method would, or rounding stops it, these follow. The line search needs no product with X: scores are linear
-in W.
+Newton's method would, or rounding stops it, these follow, by conjugate gradients where the Hessian is large. The line
+search needs no product with X: scores are linear in W.
 """
 
 from __future__ import annotations
@@ -201,10 +201,11 @@ class Logistic:
 
     def _conjugate_gradients(self) -> Array:
         """−Hessian⁻¹ G up to a tenth of G, preconditioned by L-BFGS."""
-        d, r, step, before = np.zeros_like(self.G), -self.G, 0.0, 1.0
+        r, before = -self.G, 1.0
+        d, step = np.zeros_like(r), np.zeros_like(r)
         for _ in range(PRODUCTS):
             z = self._quasi_newton(r)
-            product = np.vdot(r, z)
+            product = float(np.vdot(r, z))
             step = z + product / before * step
             change = self.rho * step + self._curve(self._scores(step)) @ self.X
             length, before = product / np.vdot(step, change), product

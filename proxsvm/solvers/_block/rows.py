@@ -81,7 +81,6 @@ class RowBlocks(Blocks):
         return loops.LinearModel(self.W, step, h, data, indices, starts)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible atom for each sample."""
         super().begin(atom)
         self._refresh()
 
@@ -93,7 +92,6 @@ class RowBlocks(Blocks):
         self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
 
     def scores(self) -> Array:
-        """X Wᵀ."""
         self.evaluations += 1
         if self.evaluations % REFRESH == 0:
             self._refresh()

@@ -15,7 +15,7 @@ from proxsvm.solvers._arrays import to_numpy
 from proxsvm.solvers._block.base import BlockState, FlatAtom
 
 ROUNDS = 10  # pairwise steps per block step, where the hull has no closed form
-MAX_ATOMS = 16  # per sample; above, those without weight are dropped
+ATOMS = 16  # per sample
 
 
 class ExactState(BlockState):
@@ -28,12 +28,10 @@ class ExactState(BlockState):
         self.s, self.hull, self.gain, self.worth = s, hull, np.zeros(len(s)), np.zeros(len(s))
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
-        """See :meth:`BlockState.evaluate`."""
         type(self).gains(v, self.hull, self.s, self.gain, self.worth)
         return self.gain, self.worth
 
     def sweep(self, model: Any, order: Array) -> Array:
-        """See :meth:`BlockState.sweep`."""
         return type(self).steps(order, model, self.hull, self.s)
 
 
@@ -49,7 +47,6 @@ class SimplexState(ExactState):
         super().__init__(np.zeros((n, K)), self.target, self.cost, live, lives)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, without its rounding errors."""
         rows = np.arange(len(self.s))
         rest = np.maximum(atom.s, 0.0)
         rest[rows, self.target] = 0.0
@@ -58,8 +55,7 @@ class SimplexState(ExactState):
         self.s[rows, self.target] = -np.minimum(moved, 1.0)
 
     def combination(self) -> FlatAtom:
-        """s and c = ⟨cost, s⟩: the target's own cost is 0."""
-        return FlatAtom(self.s, (self.s * self.cost).sum(1))
+        return FlatAtom(self.s, (self.s * self.cost).sum(1))  # ⟨cost, s⟩: the target's own cost is 0
 
 
 class RivalState(ExactState):
@@ -72,14 +68,12 @@ class RivalState(ExactState):
         super().__init__(np.zeros((len(self.target), hull.K)), self.target)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, without its rounding errors."""
         rows = np.arange(len(self.s))
         self.s = np.clip(atom.s, 0.0, 1.0)
         self.s[rows, self.target] = 0.0
         self.s[rows, self.target] = -self.s.sum(1)
 
     def combination(self) -> FlatAtom:
-        """s and c."""
         return FlatAtom(self.s, -self.s[np.arange(len(self.s)), self.target])
 
 
@@ -93,11 +87,9 @@ class BoxState(ExactState):
         super().__init__(np.zeros(center.shape), low, high, center, float(hull.band), float(hull.ridge))
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, without its rounding errors."""
         self.s = np.clip(atom.s, *self.hull[:2])
 
     def combination(self) -> FlatAtom:
-        """s and c."""
         _, _, center, band, ridge = self.hull
         return FlatAtom(self.s, -(self.s * (center + ridge / 2 * self.s) + band * np.abs(self.s)).sum(1))
 
@@ -115,14 +107,12 @@ class EntropyState(ExactState):
         self.begin(FlatAtom(self.s, self.mass))
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible s, without its rounding errors."""
         alpha = np.maximum(atom.s + self.q, 0.0)
         total = alpha.sum(1, keepdims=True)
         even = np.full_like(alpha, 1 / alpha.shape[1])  # for a sample without weight
         self.s = np.divide(alpha, total, out=even, where=total > 0)
 
     def combination(self) -> FlatAtom:
-        """s and c."""
         entropy = torch.special.entr(torch.as_tensor(self.s)).numpy() @ np.ones(self.s.shape[1])
         return FlatAtom(self.mass[:, None] * self.s - self.q, self.mass * entropy)
 
@@ -134,48 +124,34 @@ class EntropyState(ExactState):
 
 
 class AtomState(BlockState):
-    """For each sample the atoms that the oracle has found so far, and their weights: pairwise steps over these.
+    """For each sample some atoms that the oracle has found, and their weights: pairwise steps over these.
 
-    ``A`` is [n, T, M], ``c`` and ``a`` are [n, T]; sample i has ``counts[i]`` of them.
+    ``A`` is [n, T, M], ``c`` and ``a`` are [n, T].
     """
 
     def __init__(self, bounds: Array, M: int, oracle: Callable[[Array], FlatAtom]) -> None:
         n, self.oracle = len(bounds), oracle
-        self.A, self.c, self.a = np.zeros((n, 4, M)), np.zeros((n, 4)), np.zeros((n, 4))
-        self.a[:, 0], self.c[:, 0] = 1.0, bounds  # the first atom is (0, f), which every hull contains
-        self.counts = np.ones(n, np.int64)
+        self.A, self.a = np.zeros((n, ATOMS, M)), np.repeat(np.eye(1, ATOMS), n, 0)
+        self.c = np.repeat(bounds[:, None], ATOMS, 1)  # all are (0, f) at first, which every hull contains
 
     def add(self, atom: FlatAtom) -> None:
-        """Add an atom for each sample; known ones are not stored twice."""
-        s, c = atom
-        if self.counts.max() == self.A.shape[1] >= MAX_ATOMS:
-            self._drop_idle()
-        T = self.A.shape[1]
-        known = ((s[:, None] == self.A).all(2) & (self.c == c[:, None]) & (np.arange(T) < self.counts[:, None])).any(1)
+        """Replace the atom with the least weight, which the next one absorbs, unless the new one is known."""
+        known = ((atom.s[:, None] == self.A).all(2) & (self.c == atom.offset[:, None])).any(1)
         rows = np.flatnonzero(~known)
-        if len(rows) and self.counts[rows].max() == T:
-            self.A, self.c, self.a = (np.concatenate([x, np.zeros_like(x)], 1) for x in (self.A, self.c, self.a))
-        at = self.counts[rows]
-        self.A[rows, at], self.c[rows, at] = s[rows], c[rows]
-        self.counts[rows] += 1
-
-    def _drop_idle(self) -> None:
-        """Drop the atoms without weight; a smooth loss never finds the same one twice."""
-        kept = self.a > 0
-        kept[:, 0] = True
-        order = np.argsort(~kept, axis=1, kind="stable")
-        self.A = np.take_along_axis(self.A, order[:, :, None], 1)
-        self.c, self.a = (np.take_along_axis(x, order, 1) for x in (self.c, self.a))
-        self.counts = kept.sum(1)
+        last, next_ = np.argsort(self.a[rows], 1)[:, :2].T
+        weight, total = self.a[rows, last], self.a[rows, last] + self.a[rows, next_]
+        share = np.divide(weight, total, out=np.zeros_like(total), where=total > 0)
+        self.A[rows, next_] += share[:, None] * (self.A[rows, last] - self.A[rows, next_])
+        self.c[rows, next_] += share * (self.c[rows, last] - self.c[rows, next_])
+        self.a[rows, next_] = total
+        self.A[rows, last], self.c[rows, last], self.a[rows, last] = atom.s[rows], atom.offset[rows], 0.0
 
     def begin(self, atom: FlatAtom) -> None:
-        """Forget all atoms but the first, and put all the weight on one feasible point."""
-        self.A[:, 1], self.c[:, 1] = atom
-        self.a[:], self.counts[:] = 0.0, 2
-        self.a[:, 1] = 1.0
+        """Put all the weight on one feasible point."""
+        self.A[:, 0], self.c[:, 0] = atom
+        self.a[:] = np.eye(1, ATOMS)
 
     def combination(self) -> FlatAtom:
-        """Σ_t a_t (A_t, c_t)."""
         return FlatAtom(np.einsum("nt,ntm->nm", self.a, self.A), (self.a * self.c).sum(1))
 
     def evaluate(self, v: Array) -> tuple[Array, Array]:
@@ -185,9 +161,9 @@ class AtomState(BlockState):
         return ((best.s - s) * v).sum(1) + best.offset - c, c + (s * v).sum(1) / 2
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
+    def arrays(self) -> tuple[Array, Array, Array]:
         """The arguments of the loops."""
-        return self.A, self.c, self.a, self.counts
+        return self.A, self.c, self.a
 
     def sweep(self, model: Any, order: Array) -> Array:
         """One block step per sample: it takes a new atom to gain more."""
