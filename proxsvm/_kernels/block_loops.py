@@ -36,8 +36,7 @@ class LinearModel(NamedTuple):
 
 
 # A row x_i of the features: z_j = ⟨W_k, x_i⟩ and W_k += g_j x_i for the classes k = ks[j], j < size. On sparse rows
-# a loop over many classes of a feature is vectorised, and faster over all of them than over some; the sums of a few
-# classes stay in registers.
+# a loop over many classes of a feature is vectorised, and faster over all of them than over some.
 
 
 @njit
@@ -52,7 +51,7 @@ def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, in
                 total += w[f] * row[f]
             z[j] = total
         return
-    begin, end, last, zero = starts[i], starts[i + 1], size - 1, W.dtype.type(0)
+    begin, end = starts[i], starts[i + 1]
     if size > 4 and 8 * size >= W.shape[0]:
         z[:] = 0.0
         for at in range(begin, end):
@@ -62,19 +61,11 @@ def row_scores(W: Array, ks: Array, size: int, z: Array, i: int, data: Array, in
         for j in range(size):  # ks ascends, so nothing is overwritten before it is read
             z[j] = z[ks[j]]
         return
-    for j in range(0, size, 4):
-        k, l, m, n = ks[j], ks[min(j + 1, last)], ks[min(j + 2, last)], ks[min(j + 3, last)]
-        a = b = c = d = zero
+    for j in range(size):
+        k, total = ks[j], W.dtype.type(0)
         for at in range(begin, end):
-            f, x = indices[at], data[at]
-            a += W[k, f] * x
-            b += W[l, f] * x
-            c += W[m, f] * x
-            d += W[n, f] * x
-        z[min(j + 3, last)] = d
-        z[min(j + 2, last)] = c
-        z[min(j + 1, last)] = b
-        z[j] = a
+            total += W[k, indices[at]] * data[at]
+        z[j] = total
 
 
 @njit
@@ -100,14 +91,8 @@ def row_update(
             for k in range(W.shape[0]):
                 W[k, f] += buffer[k] * x
         return
-    for j in range(0, size - 1, 2):
-        k, l, a, b = ks[j], ks[j + 1], W.dtype.type(g[j]), W.dtype.type(g[j + 1])
-        for at in range(begin, end):
-            f, x = indices[at], data[at]
-            W[k, f] += a * x
-            W[l, f] += b * x
-    if size % 2 == 1:
-        k, a = ks[size - 1], W.dtype.type(g[size - 1])
+    for j in range(size):
+        k, a = ks[j], W.dtype.type(g[j])
         for at in range(begin, end):
             W[k, indices[at]] += a * data[at]
 
@@ -134,14 +119,6 @@ def project(z: Array, size: int, own: int) -> None:
 
     Of one row; ``project_on_simplex`` in the hulls takes a batch of rows on any device.
     """
-    if size == 2:  # the most common case
-        if own >= 0:
-            z[1 - own] = min(max((z[1 - own] - z[own]) / 2.0, 0.0), 1.0)
-            z[own] = -z[1 - own]
-        else:
-            z[0] = min(max((z[0] - z[1] + 1.0) / 2.0, 0.0), 1.0)
-            z[1] = 1.0 - z[0]
-        return
     largest = z[0]
     for j in range(1, size):
         largest = max(largest, z[j])
@@ -171,10 +148,10 @@ def project(z: Array, size: int, own: int) -> None:
 
 
 @njit
-def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain: Array, worth: Array) -> None:
+def simplex_gains(v: Array, hull: Any, s: Array, gain: Array, worth: Array) -> None:
     """At the scores v, ``[n, K]``: what each sample can ``gain``, its ``worth`` c + ½⟨s, v⟩, and which of its classes
     are ``live``: those with α > 0, and those worth no less than the least of these."""
-    (n, K), (target, cost) = v.shape, hull
+    (n, K), (target, cost, live, lives) = v.shape, hull
     for i in range(n):
         y = target[i]
         most, least, moved, c = -np.inf, np.inf, 0.0, cost[i, y]
@@ -197,10 +174,10 @@ def simplex_gains(v: Array, hull: Any, s: Array, live: Array, lives: Array, gain
 
 
 @njit
-def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array, live: Array, lives: Array) -> Array:
-    """The exact block step of the simplex ``hull``, target and cost: α ← Π(α + (v + cost)/h) on each sample's live
-    classes. A class left at its floor is no longer live until the next evaluation."""
-    (W, step, h, data, indices, starts), (target, cost) = model, hull
+def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
+    """The exact block step of the simplex: α ← Π(α + (v + cost)/h) on each sample's live classes. A class left at its
+    floor is no longer live until the next evaluation."""
+    (W, step, h, data, indices, starts), (target, cost, live, lives) = model, hull
     K = W.shape[0]
     z, g, moving, buffer = np.empty(K), np.empty(K), np.empty(K, np.int64), np.empty(K)
     gains = np.zeros(len(order))
@@ -238,6 +215,85 @@ def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array, live: A
     return gains
 
 
+# The hinge of Weston and Watkins: s = α − σ e_y with 0 ≤ α ≤ 1 and σ = Σ_j α_j.
+
+
+@njit
+def rival_gains(v: Array, hull: Any, s: Array, gain: Array, worth: Array) -> None:
+    """At the scores v, ``[n, K]``: what each sample can ``gain``, and its ``worth`` c + ½⟨s, v⟩."""
+    (target,) = hull
+    for i in range(v.shape[0]):
+        y = target[i]
+        gain[i] = worth[i] = 0.0
+        for k in range(v.shape[1]):
+            if k != y:
+                above = v[i, k] - v[i, y]
+                gain[i] += max(above + 1.0, 0.0) - s[i, k] * (above + 1.0)
+                worth[i] += s[i, k] * (above / 2.0 + 1.0)
+
+
+@njit
+def box_total(z: Array) -> float:
+    """The root t of Σ_k clip(z_k − t, 0, 1) = t; by Newton's method, which the bisection keeps from cycling.
+
+    >>> box_total(np.array([0.5, 3.0, -1.0]))
+    1.0
+    """
+    low, high, t = 0.0, float(z.shape[0]), 0.0
+    for _ in range(100):
+        total, free = 0.0, 1.0
+        for k in range(z.shape[0]):
+            total += min(max(z[k] - t, 0.0), 1.0)
+            free += 1.0 if 0.0 < z[k] - t < 1.0 else 0.0
+        if total >= t:
+            low = t
+        if total <= t:
+            high = t
+        after = t + (total - t) / free
+        if abs(after - t) <= 1e-15 * t:
+            break
+        t = after if low < after < high else (low + high) / 2.0
+    return t
+
+
+@njit
+def rival_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
+    """The exact block step: α ← clip(z − σ, 0, 1) with z = α + σ + (the margins)/h, before the step, and its own σ."""
+    (W, step, h, data, indices, starts), (target,) = model, hull
+    K = W.shape[0]
+    everyone = np.arange(K)
+    z, g, buffer = np.empty(K), np.empty(K), np.empty(K)
+    gains = np.zeros(len(order))
+    for t in range(order.shape[0]):
+        i = order[t]
+        y, gain = target[i], 0.0
+        row_scores(W, everyone, K, z, i, data, indices, starts)
+        own, sigma = z[y], -s[i, y]
+        for k in range(K):
+            margin = z[k] - own + 1.0
+            if k != y:
+                gain += max(margin, 0.0) - s[i, k] * margin
+            z[k] = margin / h[i] + s[i, k] + sigma
+        z[y] = -np.inf
+        sigma = box_total(z)
+        total = 0.0
+        for k in range(K):
+            if k != y:
+                new = min(max(z[k] - sigma, 0.0), 1.0)
+                g[k] = -step[i] * (new - s[i, k])
+                s[i, k] = new
+                total += new
+        g[y] = step[i] * (total + s[i, y])
+        s[i, y] = -total
+        if g.any():
+            row_update(W, everyone, K, g, buffer, i, data, indices, starts)
+        gains[t] = gain * step[i]
+    return gains
+
+
+# The box.
+
+
 @njit
 def box_best(residual: float, low: float, high: float, band: float, ridge: float) -> float:
     """The s in [low, high] with the largest s · residual − band |s| − (ridge/2) s²."""
@@ -246,6 +302,19 @@ def box_best(residual: float, low: float, high: float, band: float, ridge: float
         return 0.0
     size = size / ridge if ridge > 0.0 else np.inf
     return min(max(size if residual > 0.0 else -size, low), high)
+
+
+@njit
+def box_gains(v: Array, hull: Any, s: Array, gain: Array, worth: Array) -> None:
+    """At the scores v, ``[n, M]``: what each sample can ``gain``, and its ``worth`` c + ½⟨s, v⟩."""
+    low, high, center, band, ridge = hull
+    for i in range(v.shape[0]):
+        gain[i] = worth[i] = 0.0
+        for k in range(v.shape[1]):
+            residual, old = v[i, k] - center[i, k], s[i, k]
+            best = box_best(residual, low[i, k], high[i, k], band, ridge)
+            gain[i] += (best - old) * (residual - ridge / 2.0 * (best + old)) - band * (abs(best) - abs(old))
+            worth[i] += old * ((residual - center[i, k]) / 2.0 - ridge / 2.0 * old) - band * abs(old)
 
 
 @njit
@@ -279,49 +348,6 @@ def box_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
 #
 #     ⟨α, v⟩ + entropy(α) − (g/2) ‖α − α₀‖²       so that       g α + log α = v + g α₀ − θ,    Σ_k α_k = 1
 
-NEAR_SOFTMAX = 10.0  # up to this g, Newton's method converges from the softmax in a few steps
-
-
-@njit
-def wright_omega(z: float) -> float:
-    """The x > 0 with x + log x = z, by Newton's method; from the second step on it rises to x: log is concave.
-
-    >>> wright_omega(1.0)
-    1.0
-    """
-    if z < -40.0:
-        return math.exp(z)  # x is below the rounding error of log x
-    x = z if z > 1.0 else math.exp(min(z, 0.0))
-    for _ in range(20):
-        before = x
-        x = x * (1.0 + z - math.log(x)) / (1.0 + x)
-        if abs(x - before) <= 1e-15 * x:
-            break
-    return x
-
-
-@njit
-def entropy_point(b: Array, g: float, alpha: Array) -> None:
-    """Set ``alpha`` to the α with g α + log α = b − θ and Σα = 1, for any g.
-
-    α is ω(b − θ + log g)/g, convex and decreasing in θ. Newton's method rises to θ from max(b) − g, where the largest α
-    alone is 1.
-    """
-    K, log_g = b.shape[0], math.log(g)
-    theta = b.max() - g
-    for _ in range(100):
-        total, slope = 0.0, 0.0
-        for k in range(K):
-            x = wright_omega(b[k] - theta + log_g)
-            alpha[k] = x / g
-            total += x / g
-            slope += x / g / (1.0 + x)
-        rise = (total - 1.0) / slope
-        if rise <= 1e-14 * (1.0 + abs(theta)):
-            break
-        theta += rise
-    alpha /= total
-
 
 @njit
 def log_softmax(v: Array, logs: Array, alpha: Array) -> None:
@@ -335,13 +361,14 @@ def log_softmax(v: Array, logs: Array, alpha: Array) -> None:
 
 
 @njit
-def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
-    """The same for g ≤ NEAR_SOFTMAX, from α = softmax(b − g α₀) and its ``logs``: Newton's method in log α and θ.
+def entropy_point(b: Array, g: float, logs: Array, alpha: Array) -> None:
+    """Set ``alpha`` to the α with g α + log α = b − θ, from α = softmax(b − g α₀) and its ``logs``.
 
-    The steps shrink quadratically: a last one of 1e-4 leaves a relative error of 1e-8.
+    Newton's method in log α ≤ 0 and θ; the steps shrink quadratically: a last one of 1e-4 leaves a relative error of
+    1e-8.
     """
     K = b.shape[0]
-    for _ in range(30):
+    for _ in range(50):  # 5 where g is 3, 24 where it is 3e6
         total, weight, force = 0.0, 0.0, 0.0
         for k in range(K):
             share = alpha[k] / (1.0 + g * alpha[k])
@@ -351,19 +378,19 @@ def entropy_point_near(b: Array, g: float, logs: Array, alpha: Array) -> None:
         theta = (force + total - 1.0) / weight
         longest = 0.0
         for k in range(K):
-            change = (b[k] - g * alpha[k] - logs[k] - theta) / (1.0 + g * alpha[k])
-            logs[k] += change
+            before = logs[k]
+            logs[k] = min(before + (b[k] - g * alpha[k] - before - theta) / (1.0 + g * alpha[k]), 0.0)
             alpha[k] = math.exp(logs[k])
-            longest = max(longest, abs(change))
+            longest = max(longest, abs(logs[k] - before))
         if longest <= 1e-4:
             break
     alpha /= alpha.sum()
 
 
 @njit
-def entropy_sweep(order: Array, model: LinearModel, mass: Array, alpha: Array) -> Array:
-    """The exact block step of the simplex under the entropy."""
-    W, step, h, data, indices, starts = model
+def entropy_sweep(order: Array, model: LinearModel, hull: Any, alpha: Array) -> Array:
+    """The exact block step of the simplex under the entropy; ``hull``: m."""
+    (W, step, h, data, indices, starts), (mass,) = model, hull
     K = W.shape[0]
     everyone = np.arange(K)
     v, new, logs, buffer = np.empty(K), np.empty(K), np.empty(K), np.empty(K)
@@ -379,10 +406,7 @@ def entropy_sweep(order: Array, model: LinearModel, mass: Array, alpha: Array) -
             if alpha[i, k] > 0.0:  # α's atom is worth Σ α (log α − log softmax) less than the best one, the softmax
                 gain += alpha[i, k] * (math.log(alpha[i, k]) - logs[k])
             v[k] += g * alpha[i, k]
-        if g <= NEAR_SOFTMAX:
-            entropy_point_near(v, g, logs, new)
-        else:
-            entropy_point(v, g, new)
+        entropy_point(v, g, logs, new)
         for k in range(K):
             v[k] = -step[i] * m * (new[k] - alpha[i, k])
             alpha[i, k] = new[k]
@@ -412,9 +436,7 @@ def add(w: Array, scale: Any, x: Array) -> None:
 
 
 @njit
-def pairwise(
-    H: Array, A: Array, c: Array, a: Array, count: int, v: Array, ds: Array, d: Array, Hd: Array, rounds: int
-) -> None:
+def pairwise(H: Array, A: Array, c: Array, a: Array, v: Array, ds: Array, d: Array, Hd: Array, rounds: int) -> None:
     """Pairwise steps over the hull of the atoms (A_t, c_t) with weights a, H symmetric.
 
     Updates ``a`` and ``v``; leaves the change in s in ``ds``. ``d`` and ``Hd`` are buffers.
@@ -423,7 +445,7 @@ def pairwise(
     ds[:] = 0.0
     for _ in range(rounds):
         up, down, most, least = 0, 0, -np.inf, np.inf
-        for t in range(count):
+        for t in range(len(c)):
             slope = dot(A[t], v) + c[t]
             if slope > most:
                 up, most = t, slope
@@ -446,29 +468,27 @@ def pairwise(
 
 
 @njit
-def gram_sweep(
-    order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, counts: Array, v: Array
-) -> None:
+def gram_sweep(order: Array, rounds: int, G: Array, p: Array, A: Array, c: Array, a: Array, v: Array) -> None:
     """Block steps on the Gram matrix: ``G`` is [n·M, n·M], ``v`` the flat scores."""
     M = A.shape[2]
     ds, d, Hd, v_i = np.empty(M), np.empty(M), np.empty(M), np.empty(M)
     H = np.empty((M, M))
     for t in range(order.shape[0]):
         i = order[t]
-        if p[i] <= 0 or counts[i] < 2:
+        if p[i] <= 0:
             continue
         at = i * M
         v_i[:] = v[at : at + M]
         for j in range(M):
             H[j] = p[i] * G[at + j, at : at + M]
-        pairwise(H, A[i], c[i], a[i], counts[i], v_i, ds, d, Hd, rounds)
+        pairwise(H, A[i], c[i], a[i], v_i, ds, d, Hd, rounds)
         for j in range(M):
             if ds[j] != 0.0:
                 add(v, -p[i] * ds[j], G[at + j])
 
 
 @njit
-def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array, a: Array, counts: Array) -> None:
+def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array, a: Array) -> None:
     """Block steps on the features: H = h_i times the identity."""
     W, step, h, data, indices, starts = model
     M = W.shape[0]
@@ -477,12 +497,10 @@ def atom_sweep(order: Array, rounds: int, model: LinearModel, A: Array, c: Array
     H = np.zeros((M, M))
     for t in range(order.shape[0]):
         i = order[t]
-        if counts[i] < 2:
-            continue
         row_scores(W, everyone, M, v, i, data, indices, starts)
         for k in range(M):
             H[k, k] = h[i]
-        pairwise(H, A[i], c[i], a[i], counts[i], v, ds, d, Hd, rounds)
+        pairwise(H, A[i], c[i], a[i], v, ds, d, Hd, rounds)
         for k in range(M):
             ds[k] *= -step[i]
         row_update(W, everyone, M, ds, d, i, data, indices, starts)

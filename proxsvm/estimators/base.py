@@ -179,11 +179,10 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 weight=torch.as_tensor(np.zeros((*out, rows.shape[1]), dtype)),
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
-            solver, size = self._solver(eta), len(target) * problem.params[0].numel()
+            solver = self._solver(eta)
+            if len(target) <= TINY[0] and len(target) * problem.params[0].numel() <= TINY[1] and self.solver is None:
+                solver = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200))
             point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
-            if len(target) <= TINY[0] and size <= TINY[1] and self.solver is None:
-                further = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200), callback=None)
-                point = replace(further.solve(problem, start=point.atom), steps=point.steps)
             relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break

@@ -5,8 +5,8 @@
 The gradients s_i are a dual point, whose gap is P(W) − D(s) = ‖G‖²/(2ρ), because ℓ(u) = ⟨s, u⟩ + c at its own u: an
 evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0, or, where the losses
 outweigh ½ρ‖W‖², from the inverse Hessian there, which also raises D. Once it has taken as long as a few steps of
-Newton's method would, or rounding stops it, these follow. The line search needs no product with X: scores are linear
-in W.
+Newton's method would, or rounding stops it, these follow, by conjugate gradients where the Hessian is large. The line
+search needs no product with X: scores are linear in W.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MEMORY = 20  # pairs of L-BFGS
 STEPS = 8  # of Newton's method, about as many as a problem takes
 SMALL = 3e6  # multiplications of a Hessian that take no longer than an evaluation
 PATIENCE = 400  # evaluations of L-BFGS, after which Newton's method follows whatever it costs
-MAX_SIDE = 2000  # of the Hessian
+MAX_SIDE, PRODUCTS = 2000, 300  # of the Hessian that is factorised; products with one that is not
 STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
 ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
 ROWS = 40  # for each feature: with fewer, classes are often separable, where the Hessian at W = 0 says little
-CLOSE = 0.3  # P is near its minimum where a step decreases it by less than this share of the gap that is wanted
+CLOSE = 0.05  # times the gap that is wanted: P is near its minimum where the model at W = 0 decreases by less
 HALVINGS = 40  # of a step, before rounding is what is left
 
 
@@ -56,7 +56,7 @@ class Logistic:
         self.q, self.mass = (c[:, None] * q).T.copy(), (c[:, None] * mass).T.copy()
         self.shape = len(self.q), X.shape[1]
         self.flat = 1 / 4 if self.box else 1 / len(self.q)  # the curvature of the loss at equal scores
-        self.decrease, self.close = math.inf, CLOSE  # the decrease of P in the last step
+        self.close = CLOSE
         self.pairs: list[tuple[Array, Array, float]] = []  # of L-BFGS: changes of W and of G, and their product
         self.D = eta * float(progress.dual_of_start)
 
@@ -65,8 +65,8 @@ class Logistic:
         n, side = self.q.shape[1], math.prod(self.shape)
         hessian = n * side**2 / (2 * len(self.q) if self.box else 2) + side**3 / 3
         budget = 0 if hessian < SMALL else int(STEPS * hessian / (2 * n * side + 5e5))  # of L-BFGS
-        able = not self.sparse and side <= MAX_SIDE  # to compute Newton's direction
-        budget = min(budget, PATIENCE) if able else max_iter
+        self.factorises = not self.sparse and side <= MAX_SIDE
+        budget = min(budget, PATIENCE) if self.factorises else PATIENCE
         self.W = np.zeros(self.shape) if start is None else start
         self.U = np.zeros_like(self.q) if start is None else self._scores(start)
         self.alpha, self.P = self._value(self.W, self.U)
@@ -75,15 +75,17 @@ class Logistic:
         falls = True
         while self._goes_on(max_iter) and falls:
             self.iterations += 1
-            falls = self.iterations <= budget and self._move(self._quasi_newton())
-            if not falls and able:  # also where rounding stops L-BFGS early
+            falls = self.iterations <= budget and self._move(-self._quasi_newton(self.G))
+            if not falls:  # also where rounding stops L-BFGS early
                 budget, falls = 0, self._move(self._newton())
 
     def _goes_on(self, max_iter: int) -> bool:
         self.D = max(self.D, self.P - float(np.vdot(self.G, self.G)) / (2 * self.rho))
         enough = float(self.progress.enough(self.D, self.P - self.D))
-        if self.inverse.ndim == 2 and self.decrease < self.close * enough and enough < self.P - self.D:
-            self._raise_dual(enough)
+        if self.inverse.ndim == 2 and enough < self.P - self.D:
+            above = float(np.vdot(self.G, self._precondition(self.G))) / 2  # of the model at W = 0
+            if above < self.close * enough:
+                self._raise_dual(enough)
         stop = self.progress.stop(self.iterations, self.D / self.eta, (self.P - self.D) / self.eta)
         return not stop and self.iterations < max_iter
 
@@ -102,7 +104,7 @@ class Logistic:
                 break
         else:
             return False
-        s, G, falls, self.decrease = W - self.W, self.G, P < self.P, self.P - P
+        s, G, falls = W - self.W, self.G, P < self.P
         self.W, self.U, self.alpha, self.P = W, U, alpha, P
         self.G = self._gradient()
         y = self.G - G
@@ -165,9 +167,9 @@ class Logistic:
             G = self.rho * W + product
         self.close /= 10  # nearer to the minimum it may be enough
 
-    def _quasi_newton(self) -> Array:
-        """The two loops of L-BFGS."""
-        d, parts = -self.G, []
+    def _quasi_newton(self, g: Array) -> Array:
+        """Hessian⁻¹ g, nearly: the two loops of L-BFGS."""
+        d, parts = g.copy(), []
         for s, y, product in reversed(self.pairs):
             parts.append(np.vdot(s, d) / product)
             d -= parts[-1] * y
@@ -184,6 +186,8 @@ class Logistic:
 
     def _newton(self) -> Array:
         """−Hessian⁻¹ G."""
+        if not self.factorises:
+            return self._conjugate_gradients()
         (K, F), X = self.shape, self.X
         curve = self.mass * self.alpha * (1 - self.alpha if self.box else 1)
         blocks = [(X.T * weight) @ X for weight in curve]
@@ -194,6 +198,22 @@ class Logistic:
         for k, block in enumerate(blocks):
             H[k, :, k] += block
         return self._solve(H.reshape(K * F, K * F), self.G.ravel()).reshape(K, F)
+
+    def _conjugate_gradients(self) -> Array:
+        """−Hessian⁻¹ G up to a tenth of G, preconditioned by L-BFGS."""
+        r, before = -self.G, 1.0
+        d, step = np.zeros_like(r), np.zeros_like(r)
+        for _ in range(PRODUCTS):
+            z = self._quasi_newton(r)
+            product = float(np.vdot(r, z))
+            step = z + product / before * step
+            change = self.rho * step + self._curve(self._scores(step)) @ self.X
+            length, before = product / np.vdot(step, change), product
+            d += length * step
+            r -= length * change
+            if np.vdot(r, r) <= 0.01 * np.vdot(self.G, self.G):
+                break
+        return d
 
     def _solve(self, H: Array, g: Array) -> Array:
         """−(H + ρ)⁻¹ g for each row of g, scaled to a unit diagonal; what rounding leaves singular gets a ridge."""

@@ -19,9 +19,9 @@ from proxsvm.solvers.base import Callback, DualSolver, Progress, check_options
 class BlockFW(DualSolver):
     """One sample at a time, in random order, each solved over its own hull with the others fixed.
 
-    On linear models a block step is exact where the hull is a simplex, a box, or the simplex under the entropy (the
-    hinge, ℓ1 and quantile regression, the cross-entropy); else it is some pairwise Frank-Wolfe steps over the atoms
-    that the oracle has found for the sample, a new one every pass. Both converge linearly.
+    On linear models a block step is exact for the hinges of Crammer and Singer and of Weston and Watkins, for boxes
+    (ℓ1 and quantile regression) and the cross-entropy; else it is some pairwise Frank-Wolfe steps over the atoms that
+    the oracle has found for the sample, a new one every pass. Both converge linearly.
 
     On a linear model (:meth:`ProxProblem.from_features`) it works on the rows of the features, dense or sparse, and
     memory stays linear. On a network it works on the Gram matrix J H⁻¹ Jᵀ of the m score entries (of all ranks, on each

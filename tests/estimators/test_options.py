@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.datasets import load_iris, load_wine
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -174,6 +175,17 @@ def test_likelihoods_in_the_primal_and_in_the_dual_agree(name, C):
     assert 0 <= primal.dual_gap_ <= 1e-6 * primal.objective_
     assert low <= primal.objective_ * (1 + 1e-9)
     assert primal.objective_ - primal.dual_gap_ <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("C", [1.0, 1e6])
+def test_a_hessian_that_is_too_large_is_not_factorised(C, monkeypatch):
+    """Newton's method by conjugate gradients, after a few steps of L-BFGS."""
+    monkeypatch.setattr(logistic, "MAX_SIDE", 1)
+    monkeypatch.setattr(logistic, "PATIENCE", 5)
+    Z = X @ np.random.default_rng(0).standard_normal((13, 13))
+    for rows in (Z, sparse.csr_matrix(Z)):
+        model = LinearSVM(loss=BinaryCrossEntropy(), C=C, tol=1e-6).fit(rows, y)
+        assert model.dual_gap_ <= 1e-6 * model.objective_
 
 
 def test_more_weights_than_a_hessian_may_have_are_left_to_l_bfgs(monkeypatch):

@@ -33,10 +33,11 @@ FAST = {  # one for each kind of block step
     "simplex of five": (MultiClassHinge(), 5),
     "box": (L1Regression(0.1), None),
     "quantile": (QuantileRegression(0.7), None),
-    "atoms": (WestonWatkinsHinge(), 3),
+    "rivals": (WestonWatkinsHinge(), 3),
+    "atoms": (TopKHinge(2), 3),
     "entropy": (CrossEntropy(), 3),
     "smoothed entropy": (CrossEntropy(label_smoothing=0.1, weight=torch.tensor([1.0, 2.0, 0.5])), 3),
-    "atoms of a smooth loss": (Huber(0.5), None),
+    "box under a paraboloid": (Huber(0.5), None),
 }
 
 
@@ -151,7 +152,7 @@ def test_a_start_outside_the_hull_is_refused(problem_of):
 @either_way
 def test_a_negative_gap_is_never_reported(problem_of):
     """Of a loss without a closed hull it shows that the start is not feasible."""
-    problem = problem_of(WestonWatkinsHinge(), torch.randn(8, 3), torch.arange(8) % 3, (3,))
+    problem = problem_of(TopKHinge(2), torch.randn(8, 3), torch.arange(8) % 3, (3,))
     atom = BlockFW().solve(problem).atom
     with pytest.raises(RuntimeError, match=r"below 0.*or the start is not a point"):
         BlockFW().solve(problem, start=Atom(atom.s, atom.offset + 1.0))

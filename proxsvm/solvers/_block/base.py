@@ -45,7 +45,7 @@ class BlockState(ABC):
 
     @abstractmethod
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible atom for each sample."""
+        """Start from a feasible atom for each sample, without its rounding errors."""
 
     @abstractmethod
     def combination(self) -> FlatAtom:

@@ -89,11 +89,9 @@ class ChainLikelihoodBlocks(ChainBlocks):
         self.kernels.sweep_likelihood(self.rows, order, self.gaps, self.W, self.A, self.C, move, *self.state)
 
     def expected(self) -> tuple[Array, Array]:
-        """The state itself."""
         return self.state[0], self.state[1].sum(0)
 
     def offset(self) -> float:
-        """The sum of the state's c."""
         return float(self.state[2].sum())
 
 
@@ -115,11 +113,9 @@ class ChainHingeBlocks(ChainBlocks):
             self.state = np.hstack([paths, paths]), np.hstack([weight, np.zeros_like(weight)])
 
     def expected(self) -> tuple[Array, Array]:
-        """Weighted counts over the working sets."""
         mu, e = np.zeros_like(self.one_hot), np.zeros_like(self.pairs[0])
         self.kernels.expected_labels(self.rows, self.state, mu, e)
         return mu, e
 
     def offset(self) -> float:
-        """The expected cost."""
         return float(np.vdot(self.costs, self.expected()[0]))

@@ -48,14 +48,12 @@ class GramBlocks(Blocks):
         return FlatAtom(found[:, :-1], found[:, -1])
 
     def scores(self) -> Array:
-        """v₀ − G x."""
         assert self.v0 is not None
         x = self.p[:, None] * self.state.combination().s
         self.v = self.v0 - (self.G @ x.reshape(-1)).reshape(x.shape)
         return self.v
 
     def sweep(self, rng: np.random.Generator, now: Evaluation, enough: float) -> None:
-        """Improve every block once."""
         order = rng.permutation(len(self.p))
         loops.gram_sweep(order, ROUNDS, self.G, self.p, *self.state.arrays, self.v.reshape(-1))
 

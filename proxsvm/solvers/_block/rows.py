@@ -13,7 +13,6 @@ from torch import Tensor
 from proxsvm._kernels import block_loops as loops
 from proxsvm._kernels.tensors import Array
 from proxsvm.losses.base import detached, parts
-from proxsvm.losses.hulls import Rivals
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers._arrays import flatten, to_numpy
@@ -24,8 +23,7 @@ from proxsvm.solvers._block.states import AtomState, exact_state
 SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean are left out of a pass
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
-PASSES = 10  # of block descent, before its progress is judged
-QUADRATIC_PASSES = 5  # the same, where Newton's method takes a few steps: a hull with a ridge
+PASSES = 5  # of block descent, before its progress is judged
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -60,10 +58,8 @@ class RowBlocks(Blocks):
         self.least_gap, self.idle = math.inf, 0  # and the Newton steps since then
         self.history: list[tuple[float, float]] = []  # the work before each pass, and the least gap
         self.newton: newton.Newton | None = None  # takes over where block steps are slow
-        able = exact is not None or (isinstance(self.hull, Rivals) and self.hull.k is None)
-        able = able and features.device.type == "cpu" and self.scale > 0
+        able = exact is not None and features.device.type == "cpu" and self.scale > 0
         quadratic = getattr(self.hull, "ridge", 0.0) > 0
-        self.patience = QUADRATIC_PASSES if quadratic else PASSES
         self.newton_work = newton.work(quadratic, len(self.p), *self.W.shape) if able else math.inf
         if self.scale == 0:  # d = 0, and the dual is linear: the best atoms at the start are its solution
             self.state.begin(self.oracle(self.scores()))
@@ -85,7 +81,6 @@ class RowBlocks(Blocks):
         return loops.LinearModel(self.W, step, h, data, indices, starts)
 
     def begin(self, atom: FlatAtom) -> None:
-        """Start from a feasible atom for each sample."""
         super().begin(atom)
         self._refresh()
 
@@ -97,7 +92,6 @@ class RowBlocks(Blocks):
         self.W[:] = (self.problem.params[0] + d).reshape(self.W.shape).cpu().numpy()
 
     def scores(self) -> Array:
-        """X Wᵀ."""
         self.evaluations += 1
         if self.evaluations % REFRESH == 0:
             self._refresh()
@@ -145,7 +139,7 @@ class RowBlocks(Blocks):
         self.least_gap = min(gap, self.least_gap)
         self.history.append((self.work, self.least_gap))
         passes = len(self.history)
-        if passes < self.patience or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
+        if passes < PASSES or 10 * self.work < self.newton_work or not 0 < self.least_gap < math.inf:
             return False
         work, before = self.history[passes // 2]
         decades, missing = math.log(before / self.least_gap), math.log(self.least_gap / max(enough, 1e-300))
