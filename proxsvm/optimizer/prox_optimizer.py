@@ -237,7 +237,7 @@ class ProxOptimizer(torch.optim.Optimizer):
                 point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # 2. solution; a graph if it needs one
                 step.problem.check(point, self.solver)
                 self._take(point, step)  # 3. update
-                self._record.spend(step.grads)
+                self._record.spend()
         except BaseException:  # a GradScaler deletes what it has set only after a step that returns
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
