@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from proxsvm.optimizer.averages import Buffer, Pair, Prox, forget_buffers, nobody, pairs, reshard, switch
+from proxsvm.optimizer.averages import Buffer, Pair, Prox, forget_buffers, pairs, reshard, switch
 from proxsvm.optimizer.ranks import local
 
 STATISTICS = ("running_mean", "running_var")
@@ -85,7 +85,7 @@ class Followed(nn.Module):
     def unfollow(self) -> None:
         """Be an ordinary model again."""
         forget_buffers(self.followed)
-        self.followed._follower, self.followed._buffers = nobody, None
+        self.followed._follower, self.followed._buffers = lambda: None, None
         del self.followed
         self.__class__ = self.plain  # type: ignore[assignment]
 

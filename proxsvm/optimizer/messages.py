@@ -11,8 +11,8 @@ import torch
 _INNER = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 
 _WAYS_OUT = (
-    "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call it on the "
-    "model's logits; or call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's Trainer, pass "
+    "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call it on logits; or "
+    "call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's Trainer, pass "
     "compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
 )
 _TOTAL = "call optimizer.backward(total) instead of total.backward(), or optimizer.step(loss=total)"

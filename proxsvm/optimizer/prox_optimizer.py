@@ -142,7 +142,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, a record of its own, no model that follows it."""
         self._kernels = Kernels(self.fused)
-        self._follower: Callable[[], nn.Module | None] = averages.nobody
+        self._follower: Callable[[], nn.Module | None] = lambda: None
         self._buffers = averages.unfollowed(self)
         self._replicas_checked, self._warned = False, set[str]()
         me = weakref.ref(self)  # the record must not keep its optimizer alive
@@ -371,7 +371,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem(origin, geometry, ranks)
 
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
