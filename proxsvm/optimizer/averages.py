@@ -137,8 +137,6 @@ def complete(optimizer: Prox, found: dict[str, Any]) -> dict[str, Any]:
 
 def loaded(optimizer: Prox, averaged: bool) -> None:
     """A state was loaded; ``averaged``: whether averages were in place before."""
-    for group in optimizer.param_groups:
-        group.setdefault("averaged", False)  # saved before there were averages
     if optimizer._buffers is None:
         optimizer._buffers = unfollowed(optimizer)
     if not averaged and not any(pair.weights in pair.own for pair in pairs(optimizer)):

@@ -31,7 +31,7 @@ from proxsvm.optimizer.ranks import (
     reached,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced, watch
-from proxsvm.optimizer.state import SHARED, Store, check_state, keep_precision, shared_scalars, upgraded
+from proxsvm.optimizer.state import SHARED, Store, checked, keep_precision, shared_scalars
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
 from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
@@ -478,11 +478,9 @@ class ProxOptimizer(torch.optim.Optimizer):
         and does not tell its metric: an optimizer with another metric takes over its options, including ``lr``, and
         starts with fresh moments.
         """
-        state_dict, averaged = upgraded(state_dict), self.averaged
-        check_state(state_dict, self.param_groups, self._metrics, averages.kinds(self._buffers or ()))
+        averaged, buffers = self.averaged, averages.kinds(self._buffers or ())
+        state_dict = checked(state_dict, self.param_groups, self._metrics, buffers)
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            group.setdefault("average", None)  # saved before there were averages
         keep_precision(state_dict, self.param_groups, self.state)
         shared_scalars(self.param_groups)
         averages.loaded(self, averaged)

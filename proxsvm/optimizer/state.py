@@ -107,28 +107,19 @@ def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:
 # Saved states.
 
 
-def upgraded(state_dict: Any) -> Any:
-    """A state of version 0.2 as one of today: the history of lr="auto" was kept in each group, under other names."""
-    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    if not isinstance(groups, list) or not any(isinstance(g, Mapping) and "far" in g for g in groups):
-        return state_dict
-    known = next((g for g in groups if g.get("far", -1) >= 0), {"far": -1.0, "squares": 0.0})
-    renamed = [{name: x for name, x in g.items() if name not in ("far", "squares")} for g in groups]
-    renamed[0] |= {"max_distance": known["far"], "squares": known["squares"]}
-    return {**state_dict, "param_groups": renamed}
-
-
-def check_state(
+def checked(
     state_dict: Any, groups: Sequence[Mapping[str, Any]], metrics: Sequence[Metric], buffers: Mapping[str, Tensor]
-) -> None:
-    """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes.
+) -> dict[str, Any]:
+    """A saved state as one of today; raise ValueError unless it fits an optimizer with these groups, shapes and dtypes.
 
     Keys that are no parameters' are the user's own. ``buffers``: by their names in the state.
     """
-    saved, states = (state_dict.get(k) if isinstance(state_dict, Mapping) else None for k in ("param_groups", "state"))
-    if not isinstance(saved, list) or not isinstance(states, Mapping) or not all(isinstance(g, Mapping) for g in saved):
+    try:
+        saved, states = _upgraded([dict(group) for group in state_dict["param_groups"]]), dict(state_dict["state"])
+    except (TypeError, ValueError, KeyError) as error:
         given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
-        raise ValueError(f"got {given!r}; expected a state_dict: a dict 'state' and a list of dicts 'param_groups'")
+        expected = "a state_dict: a dict 'state' and a list of dicts 'param_groups'"
+        raise ValueError(f"got {given!r}; expected {expected}") from error
     for k, group in enumerate(saved):
         missing, foreign = {"params", "lr", "momentum", "weight_decay"} - set(group), FOREIGN & set(group)
         if missing or foreign:
@@ -148,13 +139,23 @@ def check_state(
             f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
             "optimizer as it was when the state was saved"
         )
-    averaged, rows = any(group.get("averaged", False) for group in saved), zip(saved, groups, metrics, strict=True)
+    averaged, rows = any(group["averaged"] for group in saved), zip(saved, groups, metrics, strict=True)
     owners = {k: (p, m) for old, new, m in rows for k, p in zip(old["params"], new["params"], strict=True)}
     for key, own in states.items():
         if key in owners:
             _check_own(key, own, *owners[key], averaged, buffers)
         elif isinstance(key, int):
             raise ValueError(f"the state_dict has a state for parameter {key}, which is in none of its groups")
+    return {**state_dict, "param_groups": saved}
+
+
+def _upgraded(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Older groups as those of today: 0.2 kept the history of lr="auto" in each of them, under other names."""
+    if any("far" in group for group in groups):
+        known = next((g for g in groups if g.get("far", -1) >= 0), {"far": -1.0, "squares": 0.0})
+        groups = [{name: x for name, x in group.items() if name not in ("far", "squares")} for group in groups]
+        groups[0] |= {"max_distance": known["far"], "squares": known["squares"]}
+    return [{"average": None, "averaged": False, **group} for group in groups]
 
 
 def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:
