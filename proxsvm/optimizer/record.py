@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from proxsvm._extras import eager
 from proxsvm._kernels.tensors import accumulator
-from proxsvm.linearization.graph import reaches
+from proxsvm.linearization.graph import leaves, reaches
 from proxsvm.losses.base import Origin, without_autocast
 from proxsvm.optimizer import messages
 
@@ -39,6 +39,7 @@ class Record:
 
     def __init__(self, params: Callable[[], Sequence[Tensor]], hidden: bool = False) -> None:
         self._params, self.hidden = params, hidden
+        self._reached: set[int] | None = None if hidden else set()  # what values reach, until the first step
         self.clear()
         # Who edits gradients edits all of them, and every pass changes the smallest one.
         known = [] if hidden else [p for p in params() if p.requires_grad]
@@ -77,6 +78,11 @@ class Record:
         if not compiling:
             seen.users = getattr(value, "users", weakref.WeakSet())
             seen.register_hook(_hook(self._differentiated, seen.users))
+            if self._reached is not None:
+                try:
+                    self._reached |= leaves(value)
+                except RuntimeError:  # reentrant checkpointing hides parameters
+                    self._reached = None
         return cast(Tensor, seen)
 
     def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
@@ -88,8 +94,8 @@ class Record:
         total.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         found = replaced(self._leaf.grad, total.detach().reshape(()).to(self._leaf))
         self._leaf.grad = found if before is None else before + found
-        self._unrecorded = min(self._unrecorded, 0)  # what this pass did is declared
-        self._faults.clear()
+        self._faults.clear()  # what this pass did is declared
+        self._unrecorded, self._reached = min(self._unrecorded, 0), None
 
     # A backward pass calls these: first for every value, in eager mode; then for the leaf and the smallest parameter.
 
@@ -132,7 +138,9 @@ class Record:
 
     def faults(self) -> set[str]:
         """What is wrong with the record since ``clear()``, as texts of warnings."""
-        found = self._faults | ({messages.MISSING} if self._unrecorded > 0 else set())
+        reached, self._reached = self._reached, None
+        stray = reached and any(p.grad is not None and id(p) not in reached for p in self._params())
+        found = self._faults | ({messages.MISSING} if stray or self._unrecorded > 0 else set())
         grad = None if self._smallest is None else self._smallest.grad
         if grad is not None and self._left is not None and grad._version != self._left[0]:
             if not torch.equal(grad.norm(), self._left[1]):  # clip_grad_norm_(inf) multiplies by 1

@@ -427,6 +427,7 @@ WRONG = {
     "clipped": r"changed between backward.*max_grad_norm",
     "negated": "the loss value is negative; expected 0 or more",
     "penalised": MISSING,
+    "another head": MISSING,
     "at a kink": r"value is 0, but its gradient is not.*optimizer\.backward\(total\)",
 }
 
@@ -439,8 +440,11 @@ def test_what_is_wrong_is_told_once(what):
         for x, y in batches(3):
             optimizer.zero_grad()
             scores = model(x)
-            value = optimizer.loss(scores, scores.detach() if what == "at a kink" else y)
-            (-value if what == "negated" else value).backward()
+            if what == "another head":
+                (optimizer.loss(model[0](x), y) + scores.square().sum()).backward()
+            else:
+                value = optimizer.loss(scores, scores.detach() if what == "at a kink" else y)
+                (-value if what == "negated" else value).backward()
             if what == "clipped":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             if what == "penalised":
