@@ -4,8 +4,7 @@ criterion = CrossEntropy()
 optimizer = ProxOptimizer(criterion, SingleStepFW(), model.parameters())
 """
 
-from proxsvm.optimizer.batch_norm import refresh_batch_norm
-from proxsvm.optimizer.follow import follow, unfollow
+from proxsvm.optimizer.follow import follow, refresh_batch_norm, unfollow
 from proxsvm.optimizer.prox_optimizer import ProxOptimizer, StepReport
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem

@@ -37,6 +37,11 @@ class Ranks:
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def max(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by its maximum over ranks, and return it."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return tensor
+
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The average over ranks of each tensor, in one reduction for each dtype."""
         means: dict[int, Tensor] = {}

@@ -1,14 +1,12 @@
 """Checkpoints that a crash cannot corrupt, and that load completely or not at all."""
 
-from __future__ import annotations
-
 import copy
 import glob
 import hashlib
 import io
 import os
-import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,12 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
         torch.save({name: p.state_dict() if hasattr(p, "state_dict") else p for name, p in parts.items()}, buffer)
         torch.load(io.BytesIO(data := buffer.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise TypeError(
-            f"cannot save {', '.join(parts)}: one is, or contains, what torch.load(weights_only=True) refuses. Save "
-            "numbers, strings, tensors, and lists and dicts of them: float(x) for a NumPy scalar, str(x) for a path"
-        ) from error
+        hint = "numbers, strings, tensors, and lists and dicts of them; float(x) for a NumPy scalar, str(x) for a path"
+        raise TypeError(f"cannot save {', '.join(parts)}: torch.load() would refuse it. Save {hint}") from error
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         if time.time() - left.stat().st_mtime > 60:  # nobody writes to it: its process was killed
             left.unlink(missing_ok=True)
-    written = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    written = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
     try:
         with open(written, "wb") as file:
             if target.exists():
@@ -41,7 +37,7 @@ def save(path: str | os.PathLike[str], **parts: Any) -> None:
             file.write(data + _mark(data))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(written, target)
+        written.replace(target)
     except OSError as error:
         raise OSError(f"could not write {target}, the old checkpoint stays: {error}") from error
     finally:
@@ -59,21 +55,19 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if missing := set(parts) - set(states):
         raise ValueError(f"{path} lacks {sorted(missing)}; it has {sorted(states)}")
-    training = [part for part in parts.values() if not getattr(part, "averaged", True)]
-    before = [(part, copy.deepcopy(part.state_dict())) for part in parts.values()]
-    try:
-        for name, part in parts.items():
-            part.load_state_dict(state := states.pop(name))
-            if isinstance(part, nn.Module) and any(x.dtype != state[k].dtype for k, x in part.named_parameters()):
-                raise TypeError("it was saved in another precision")
-    except BaseException as error:
-        for part, state in before:
-            part.load_state_dict(state)
-        for part in training:  # the states of a followed model and its optimizer have the averages in place
-            part.train()
-        if isinstance(error, Exception):
+    with ExitStack() as undo:  # the last one first: the states of a followed model and its optimizer have the averages
+        for part in (part for part in parts.values() if not getattr(part, "averaged", True)):
+            undo.callback(part.train)
+        for part in parts.values():
+            undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state := states.pop(name))
+                if isinstance(part, nn.Module) and any(x.dtype != state[k].dtype for k, x in part.named_parameters()):
+                    raise TypeError("it was saved in another precision")
+        except Exception as error:
             raise ValueError(f"the checkpoint's {name!r} does not fit, and nothing was changed: {error}") from error
-        raise
+        undo.pop_all()
     return states
 
 

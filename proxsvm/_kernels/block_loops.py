@@ -221,15 +221,15 @@ def simplex_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Arra
 @njit
 def rival_gains(v: Array, hull: Any, s: Array, gain: Array, worth: Array) -> None:
     """At the scores v, ``[n, K]``: what each sample can ``gain``, and its ``worth`` c + ½⟨s, v⟩."""
-    (target,) = hull
+    target, cost = hull
     for i in range(v.shape[0]):
         y = target[i]
         gain[i] = worth[i] = 0.0
         for k in range(v.shape[1]):
             if k != y:
-                above = v[i, k] - v[i, y]
-                gain[i] += max(above + 1.0, 0.0) - s[i, k] * (above + 1.0)
-                worth[i] += s[i, k] * (above / 2.0 + 1.0)
+                above, c = v[i, k] - v[i, y], cost[i, k]
+                gain[i] += max(above + c, 0.0) - s[i, k] * (above + c)
+                worth[i] += s[i, k] * (above / 2.0 + c)
 
 
 @njit
@@ -259,7 +259,7 @@ def box_total(z: Array) -> float:
 @njit
 def rival_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
     """The exact block step: α ← clip(z − σ, 0, 1) with z = α + σ + (the margins)/h, before the step, and its own σ."""
-    (W, step, h, data, indices, starts), (target,) = model, hull
+    (W, step, h, data, indices, starts), (target, cost) = model, hull
     K = W.shape[0]
     everyone = np.arange(K)
     z, g, buffer = np.empty(K), np.empty(K), np.empty(K)
@@ -270,7 +270,7 @@ def rival_sweep(order: Array, model: LinearModel, hull: Any, s: Array) -> Array:
         row_scores(W, everyone, K, z, i, data, indices, starts)
         own, sigma = z[y], -s[i, y]
         for k in range(K):
-            margin = z[k] - own + 1.0
+            margin = z[k] - own + cost[i, k]
             if k != y:
                 gain += max(margin, 0.0) - s[i, k] * margin
             z[k] = margin / h[i] + s[i, k] + sigma

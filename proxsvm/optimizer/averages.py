@@ -34,13 +34,13 @@ class Pair(NamedTuple):
     def check(self, averaged: bool) -> None:
         """Raise RuntimeError if the tensor is no longer the one that the state belongs to."""
         x, key = self.x, self.average if averaged else self.weights
-        there = self.own.get(key, x)
-        dtype = accumulator(x.dtype) if averaged and key in self.own else x.dtype
-        if (there.shape, there.device, there.dtype) != (x.shape, x.device, dtype):
+        if (kept := self.own.get(key)) is None:
+            return
+        there, now = ((tuple(t.shape), t.dtype, t.device) for t in (kept, x))
+        if there != (now[0], accumulator(x.dtype) if averaged else x.dtype, now[2]):
             raise RuntimeError(
-                f"the {key} of a tensor: {tuple(there.shape)}, {there.dtype} on {there.device}; the tensor now: "
-                f"{tuple(x.shape)}, {x.dtype} on {x.device}. The model was converted or changed after the first step: "
-                "convert a copy instead, copy.deepcopy(model).half()"
+                f"the {key} of a tensor: {there}; the tensor now: {now}. The model was converted or changed after the "
+                "first step: convert a copy instead, copy.deepcopy(model).half()"
             )
 
     def put(self, averaged: bool) -> None:
@@ -93,17 +93,14 @@ def switch(optimizer: Prox, averaged: bool) -> None:
     found = pairs(optimizer)
     for pair in found:
         pair.check(averaged)
-    _flag(optimizer, True)
+    for group in optimizer.param_groups:
+        group["averaged"] = True
     for pair in found:
         pair.put(averaged)
-    _flag(optimizer, averaged)
-    if (model := optimizer._follower()) is not None:
-        reshard(model)
-
-
-def _flag(optimizer: Prox, averaged: bool) -> None:
     for group in optimizer.param_groups:
         group["averaged"] = averaged
+    if (model := optimizer._follower()) is not None:
+        reshard(model)
 
 
 def pairs(optimizer: Prox) -> list[Pair]:
@@ -140,8 +137,6 @@ def complete(optimizer: Prox, found: dict[str, Any]) -> dict[str, Any]:
 
 def loaded(optimizer: Prox, averaged: bool) -> None:
     """A state was loaded; ``averaged``: whether averages were in place before."""
-    for group in optimizer.param_groups:
-        group.setdefault("averaged", False)  # saved before there were averages
     if optimizer._buffers is None:
         optimizer._buffers = unfollowed(optimizer)
     if not averaged and not any(pair.weights in pair.own for pair in pairs(optimizer)):
@@ -149,10 +144,6 @@ def loaded(optimizer: Prox, averaged: bool) -> None:
 
 
 # Buffers. ``optimizer._buffers`` are those of the model that follows it, None if there are none to average.
-
-
-def nobody() -> None:
-    """The model that follows an optimizer which is not followed."""
 
 
 def unfollowed(optimizer: Prox) -> list[Buffer] | None:

@@ -32,26 +32,22 @@ def check_options(
 ) -> DualSolver:
     """The solver; raise unless these can be the options of a ProxOptimizer."""
     if not isinstance(loss, ConvexLoss):
-        twin = TWINS.get(type(loss).__name__)
-        what = f"proxsvm.losses.{twin}" if twin else "a loss of proxsvm.losses, whose tangent planes give the step-size"
-        raise TypeError(
-            f"loss is a {type(loss).__name__}; expected {what}: {THE_LINE.format(twin or 'CrossEntropy()')}"
-        )
+        twin = TWINS.get(type(loss).__name__, "CrossEntropy()")
+        given, line = type(loss).__name__, THE_LINE.format(twin)
+        raise TypeError(f"loss is a {given}; expected one of this package, as proxsvm.losses.{twin}: {line}")
     if not isinstance(solver, DualSolver):
         given = f"{solver!r}, a class: add ()" if isinstance(solver, type) else f"a {type(solver).__name__}"
         line = THE_LINE.format(f"{type(loss).__name__}()")
         raise TypeError(f"solver is {given}; expected an instance of a proxsvm.solvers.DualSolver: {line}")
     for name, value, known in (("nonfinite", nonfinite, ("skip", "raise")), ("fused", fused, (None, True, False))):
-        if not any(value is x or (isinstance(x, str) and value == x) for x in known):
+        if value not in known:
             raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}")
     if isinstance(process_group, str) and process_group != "default":
         raise ValueError(f"process_group is {process_group!r}; expected 'default', None or a ProcessGroup")
     check_numbers(numbers)
     if numbers["max_grad_norm"] is not None and solver.needs_graph:
-        raise ValueError(
-            f"max_grad_norm bounds the one gradient of SingleStepFW, but {type(solver).__name__} uses many "
-            "directions: leave it out, and bound the step by lr"
-        )
+        name = type(solver).__name__
+        raise ValueError(f"max_grad_norm bounds the one gradient of SingleStepFW; for {name} bound the step by lr")
     return solver
 
 

@@ -11,26 +11,25 @@ import torch
 _INNER = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 
 _WAYS_OUT = (
-    "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call that criterion "
-    "on the model's logits; or call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's "
-    "Trainer, pass compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
+    "give the optimizer the loss that you differentiate, ProxOptimizer(CrossEntropy(), ...), and call it on logits; or "
+    "call backward() and pass the value, optimizer.step(loss=value); or, in Hugging Face's Trainer, pass "
+    "compute_loss_func=lambda outputs, labels, **_: criterion(outputs.logits, labels)"
 )
 _TOTAL = "call optimizer.backward(total) instead of total.backward(), or optimizer.step(loss=total)"
 THE_LINE = "write ProxOptimizer({}, SingleStepFW(), model.parameters())"
 NO_VALUE = (
     "step() has no loss value: no value of this optimizer's own criterion (optimizer.loss) that depends on its "
     f"parameters was differentiated since zero_grad(). Three ways out: {_WAYS_OUT}. (A copy of the criterion, as "
-    "sklearn.clone and skorch make one, is not watched: use optimizer.loss itself; in skorch, override get_loss.)"
+    "sklearn.clone and skorch make one, is not watched: in skorch, override get_loss.)"
 )
 NO_ORIGIN = (
     "this value does not come straight from a proxsvm loss: return criterion(model(x), y) itself, with reduction "
-    "'mean' or 'sum', not scaled, added to or detached, with gradients enabled. (Loss weights belong in lr or "
-    f"sample_weight.) If another loss is computed, there are three ways out: {_WAYS_OUT}"
+    "'mean' or 'sum', with gradients enabled, and not scaled (use lr or sample_weight), added to or detached. If "
+    f"another loss is computed, there are three ways out: {_WAYS_OUT}"
 )
 AVERAGED = (
     "the averaged weights are in place (eval() was called, or a state was loaded that was saved so): call "
-    "model.train(), or optimizer.train(), before the forward pass. (To train with all modules in evaluation mode, call "
-    "optimizer.train() after model.eval().)"
+    "model.train() before the forward pass; or, to train in evaluation mode, optimizer.train() after model.eval()"
 )
 MISSING = (
     "a term of the loss is missing from the record: it was differentiated, but the optimizer does not know its value, "
@@ -42,18 +41,18 @@ ZERO = (
 )
 SECOND_ORDER = (
     "a recorded loss value was differentiated with create_graph=True. If that gradient is itself differentiated (MAML, "
-    f"unrolled steps, gradient penalties), the record is wrong, and so is γ: {_TOTAL}"
+    f"gradient penalties), the record is wrong, and so is γ: {_TOTAL}"
 )
 WEIGHTS = (
     "the samples of a loss with reduction='none' were given different weights. If they are constant, pass them as "
     f"sample_weight=; if they depend on the values (focal loss, log-sum-exp), the record and γ are wrong: {_TOTAL}"
 )
 USED = (
-    "another optimizer has taken a step for the same loss value, and both together would go too far. Put all "
+    "another optimizer has taken a step for the same loss value, and both together would go too far: put all "
     "parameters into one ProxOptimizer, as parameter groups with options of their own"
 )
 INSIDE = (
-    "a value that is recorded already is inside the value of a module that is watched, and would count twice. Watch "
+    "a value that is recorded already is inside the value of a module that is watched, and would count twice: watch "
     f"only one of the two modules, or none, and {_TOTAL}"
 )
 NO_TENSOR = (
@@ -65,12 +64,11 @@ SHARED = (
     "to: give every optimizer a criterion of its own"
 )
 UNSCALED = (
-    "scaler.unscale_(optimizer) has divided the gradients by the loss scale, but not the recorded value. To clip, "
-    "leave it out and pass ProxOptimizer(..., max_grad_norm=...); or pass the value: scaler.step(optimizer, loss=loss)"
+    "scaler.unscale_(optimizer) has divided the gradients by the loss scale, but not the recorded value: to clip, pass "
+    "ProxOptimizer(..., max_grad_norm=...) instead; or pass the value, scaler.step(optimizer, loss=loss)"
 )
 NEGATIVE = (
-    "the loss value is negative; expected 0 or more, because γ comes from a loss ℓ ≥ 0: minimise a non-negative loss, "
-    "or add a constant to it that keeps it so"
+    "the loss value is negative; expected 0 or more, because γ comes from a loss ℓ ≥ 0: add a constant that keeps it so"
 )
 EDITED = (
     "a gradient was changed between backward() and step(), so that it no longer belongs to the recorded loss value "
@@ -86,10 +84,15 @@ SCHEDULED = (
     "lr is 'auto', so that group['lr'] is a factor of the automatic η, at first 1; but a scheduler has set it to its "
     "own rate, as OneCycleLR, CyclicLR and SWALR do: use one that multiplies (CosineAnnealingLR, ...), or pass lr=η"
 )
-WHOLE = (
-    "{} needs whole parameters, but they are sharded (DTensor): use an elementwise metric, "
-    "ProxOptimizer(..., metric=Diagonal())"
+FREED = (
+    "{} needs the graph, which backward() has freed: leave out backward() and call "
+    "optimizer.step(lambda: criterion(model(x), y))"
 )
+ALONE = (
+    "{} does not support several ranks (its on_ranks is False): use SingleStepFW or MultiStepFW, or process_group=None "
+    "if each rank trains on its own"
+)
+WHOLE = "{} needs whole parameters, but they are sharded (DTensor): ProxOptimizer(..., metric=Diagonal())"
 SHARDED = (
     "the parameters are sharded (DTensor): use SingleStepFW with loss.backward() and a bare optimizer.step(). Several "
     "steps need whole parameters, as under DDP"

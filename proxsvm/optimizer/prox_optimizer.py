@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,13 @@ from proxsvm.optimizer.ranks import (
     reached,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced, watch
-from proxsvm.optimizer.state import SHARED, Store, check_state, keep_precision, shared_scalars, upgraded
+from proxsvm.optimizer.state import SHARED, Store, checked, keep_precision, shared_scalars
 from proxsvm.past import PastProblem
 from proxsvm.point import DualPoint
 from proxsvm.problem import GradientProblem, Past, Problem, ProxProblem
 from proxsvm.solvers.base import DualSolver
+
+Step: TypeAlias = tuple[Problem, Tensor]  # with the loss value
 
 
 class StepReport(NamedTuple):
@@ -55,17 +57,6 @@ class StepReport(NamedTuple):
     def step_size(self) -> Tensor:
         """γ η, the step along M⁻¹ delta that was taken."""
         return self.gamma * self.eta
-
-
-class _Step(NamedTuple):
-    """A step that is ready to be solved.
-
-    ``grads``: the gradients that the step consumes, and with them the record; empty where it computed its own.
-    """
-
-    problem: Problem
-    value: Tensor
-    grads: Sequence[Tensor] = ()
 
 
 class ProxOptimizer(torch.optim.Optimizer):
@@ -151,7 +142,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _prepare(self) -> None:
         """What a new optimizer and a copy of one need: the kernels, a record of its own, no model that follows it."""
         self._kernels = Kernels(self.fused)
-        self._follower: Callable[[], nn.Module | None] = averages.nobody
+        self._follower: Callable[[], nn.Module | None] = lambda: None
         self._buffers = averages.unfollowed(self)
         self._replicas_checked, self._warned = False, set[str]()
         me = weakref.ref(self)  # the record must not keep its optimizer alive
@@ -224,91 +215,82 @@ class ProxOptimizer(torch.optim.Optimizer):
                 own, and not multiplied by a GradScaler's scale.
         """
         if closure is not None and not callable(closure):
-            raise TypeError(
-                f"step() got a {type(closure).__name__}; expected a closure, or the value by keyword: "
-                "optimizer.step(loss=value)"
-            )
+            given = type(closure).__name__
+            raise TypeError(f"step() got a {given}; expected a closure, or by keyword: optimizer.step(loss=value)")
         if closure is not None and loss is not None:
             raise ValueError("step() got a closure and loss=; a closure returns its loss, so give one of them")
         self._require_training()
         try:
-            returned, step = self._from_backward(loss) if closure is None else self._from_closure(closure)  # 1. problem
+            returned, step = (None, self._from_backward(loss)) if closure is None else self._from_closure(closure)
             if step is not None:
-                point = self.solver.solve(step.problem)  # type: ignore[arg-type]  # 2. solution; a graph if it needs one
-                step.problem.check(point, self.solver)
-                self._take(point, step)  # 3. update
-                self._record.spend(step.grads)
+                problem, value = step  # 1. the problem
+                point = self.solver.solve(problem)  # type: ignore[arg-type]  # 2. the solution; a graph if it needs one
+                problem.check(point, self.solver)
+                self._take(problem, point, value)  # 3. the update
+                self._record.spend()
+                returned = value if returned is None else returned
         except BaseException:  # a GradScaler deletes what it has set only after a step that returns
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
             raise
         return returned
 
-    def _from_closure(self, closure: Callable[[], Tensor | None]) -> tuple[Tensor | None, _Step | None]:
-        """The closure's value, and its step: from the graph, or from the gradients if it called ``backward()``."""
+    def _from_closure(self, closure: Callable[[], Tensor | None]) -> tuple[Tensor | None, Step | None]:
+        """What the closure returned, and the problem: of its graph, or of the gradients if it called ``backward()``."""
         record, before = self._record, self._record.sums
         version, start = (0, None) if before is None else (before._version, before[0].clone())  # autograd adds in place
         with torch.enable_grad():
             value = closure()
         if value is None:
-            return self._from_backward(None)
+            return None, self._from_backward(None)
         if record.sums is None or (record.sums is before and before._version == version):
             return value, self._from_graph(value)
         record.claim()
         total = given_value(value)  # it may contain terms that were not recorded
-        return value, self._from_backward(total if start is None or record.sums is not before else total + start)[1]
+        return value, self._from_backward(total if start is None or record.sums is not before else total + start)
 
-    def _from_graph(self, value: Tensor) -> _Step:
-        """The step for a value whose graph still exists."""
+    def _from_graph(self, value: Tensor) -> Step:
+        """The problem of a value whose graph still exists."""
         self._record.claim(value)
         if self.solver.needs_graph:
             problem = self.problem(value)
             if problem.on_ranks and not self.solver.on_ranks:
-                raise RuntimeError(
-                    f"{type(self.solver).__name__} does not support several ranks (its on_ranks is False): use "
-                    "SingleStepFW or MultiStepFW, or process_group=None if each rank trains on its own"
-                )
-            return _Step(problem, problem.mean(value.detach()))
+                raise RuntimeError(messages.ALONE.format(type(self.solver).__name__))
+            return problem, problem.mean(value.detach())
         graph = self._linearised(value)
         first, chosen = graph.first(), {id(p) for p in graph.params}
         space = self._geometry(self._groups(lambda p: id(p) in chosen), None, kernels=True)
         options: dict[str, Any] = {"max_norm": self.max_grad_norm, "past": self._past()}
-        return _Step(GradientProblem(space, first.delta, first.lam, graph.floor, **options), graph.mean(value.detach()))
+        return GradientProblem(space, first.delta, first.lam, graph.floor, **options), graph.mean(value.detach())
 
-    def _from_backward(self, loss: Number | None) -> tuple[Tensor | None, _Step | None]:
-        """The value of the existing gradients, and the step; None where there are none."""
+    def _from_backward(self, loss: Number | None) -> Step | None:
+        """The problem of the existing gradients; None where there are none."""
         if self.solver.needs_graph:
-            raise RuntimeError(
-                f"{type(self.solver).__name__} needs the graph, which backward() has freed: leave out backward() and "
-                "call optimizer.step(lambda: criterion(model(x), y))"
-            )
+            raise RuntimeError(messages.FREED.format(type(self.solver).__name__))
         groups = self._groups(lambda p: p.grad is not None)
         owners = [p for g in groups for p in g["params"]]
         if not owners:
             if any(p.is_meta for p in self._params()):
                 raise RuntimeError(messages.META)
-            return None, None
-        grads = [p.grad for p in owners]
-        ranks, scale, silent = self._ranks(), getattr(self, "grad_scale", None), torch.compiler.is_compiling()
-        known = self._value(loss, grads[0], scale)
-        if loss is None and not silent:
+            return None
+        ranks, scale, sharded = self._ranks(), getattr(self, "grad_scale", None), any_sharded(owners)
+        known = self._value(loss, owners[0], scale)
+        if loss is None and not torch.compiler.is_compiling():
             self._record.claim()
             if ranks is None and scale is None:  # others change the gradients rightly
                 for wrong in self._record.faults():
                     self._warn(wrong)
         value, floor = (known if ranks is None else ranks.mean([known])[0]).unbind()
-        space, g = self._geometry(groups, ranks, kernels=True), grads
-        if any_sharded(owners):
-            g = [local_grad(p) for p in owners]
+        space, g = self._geometry(groups, ranks, kernels=True), [local_grad(p) if sharded else p.grad for p in owners]
         past, max_norm = self._past(), self.max_grad_norm
         problem = GradientProblem(space, g, value, floor, scale=scale, max_norm=max_norm, past=past)
         if loss is None and readable(value) and value <= 0 and space.squared_length(g) > ROUNDING:
             self._warn(messages.NEGATIVE if value < -ROUNDING else messages.ZERO)  # a small value may be rounded to 0
-        return value, _Step(problem, value, grads)
+        return problem, value
 
-    def _value(self, loss: Number | None, grad: Tensor, scale: Tensor | None) -> Tensor:
+    def _value(self, loss: Number | None, p: Tensor, scale: Tensor | None) -> Tensor:
         """The value that the gradients belong to, the given one or the recorded one, and its lower bound: ``[2]``."""
-        like = torch.empty((), dtype=accumulator(grad.dtype), device=grad.device)
+        like = torch.empty((), dtype=accumulator(p.dtype), device=p.device)
         known = None if self._record.sums is None else self._record.sums.to(like)
         if known is not None and scale is not None:
             known = known / scale.to(like)
@@ -322,10 +304,10 @@ class ProxOptimizer(torch.optim.Optimizer):
             raise RuntimeError(messages.NO_VALUE)
         return torch.zeros(2).to(like)  # lr = 0 everywhere: nothing moves, whatever the value
 
-    def _take(self, point: DualPoint, step: _Step) -> None:
+    def _take(self, problem: Problem, point: DualPoint, value: Tensor) -> None:
         """Move the parameters to ``point``, unless it, the value or a scaled gradient is not finite."""
-        problem, value, found_inf = step.problem, step.value, getattr(self, "found_inf", None)
-        space, dual = problem.geometry, problem.dual(point) if point.dual is None else point.dual
+        space, found_inf = problem.geometry, getattr(self, "found_inf", None)
+        dual = problem.dual(point) if point.dual is None else point.dual
         total = dual + value  # finite only if both are
         skip = (total - total) != 0
         if self.nonfinite == "raise" and skip and (found_inf is None or not found_inf):
@@ -389,7 +371,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem.averaged(origin, geometry, ranks)
+        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem(origin, geometry, ranks)
 
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
@@ -496,11 +478,9 @@ class ProxOptimizer(torch.optim.Optimizer):
         and does not tell its metric: an optimizer with another metric takes over its options, including ``lr``, and
         starts with fresh moments.
         """
-        state_dict, averaged = upgraded(state_dict), self.averaged
-        check_state(state_dict, self.param_groups, self._metrics, averages.kinds(self._buffers or ()))
+        averaged, buffers = self.averaged, averages.kinds(self._buffers or ())
+        state_dict = checked(state_dict, self.param_groups, self._metrics, buffers)
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            group.setdefault("average", None)  # saved before there were averages
         keep_precision(state_dict, self.param_groups, self.state)
         shared_scalars(self.param_groups)
         averages.loaded(self, averaged)

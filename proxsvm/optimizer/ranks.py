@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from proxsvm._kernels.tensors import PLAIN
@@ -60,7 +59,7 @@ def agree(ranks: Ranks, space: Geometry, scalars: Sequence[Tensor]) -> None:
 # Shards. A DTensor is recognised by its attributes, so that its package is imported only by those who use it.
 
 
-def is_sharded(p: Tensor) -> bool:
+def is_sharded(p: Any) -> bool:
     """Whether ``p`` is a DTensor."""
     return type(p) not in PLAIN and hasattr(p, "placements") and hasattr(p, "to_local")
 
@@ -70,36 +69,23 @@ def any_sharded(params: Sequence[Tensor]) -> bool:
     return not PLAIN.issuperset(map(type, params)) and any(map(is_sharded, params))
 
 
-def _mesh(p: Tensor) -> Any:
-    return getattr(p, "device_mesh", None)
-
-
-def local(p: Tensor) -> Tensor:
+def local(p: Any) -> Tensor:
     """This rank's part of ``p``, sharing its memory; ``p`` itself where it is a plain tensor."""
-    part: Tensor = p.to_local() if is_sharded(p) else p  # type: ignore[attr-defined]
+    part: Tensor = p.to_local() if is_sharded(p) else p
     return part
 
 
-def local_grad(p: Tensor) -> Tensor:
+def local_grad(p: Any) -> Tensor:
     """This rank's part of the gradient of ``p``, sharded like ``p``."""
-    grad = p.grad
-    assert grad is not None
-    if is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
-        grad = grad.redistribute(placements=p.placements)  # type: ignore[attr-defined]
-    return local(grad)
+    differs = is_sharded(p) and p.grad.placements != p.placements
+    return local(p.grad.redistribute(placements=p.placements) if differs else p.grad)
 
 
-def copies(p: Tensor, ranks: int) -> int:
-    """How many of the ranks hold the same part of ``p``: all of them for a plain tensor, one under plain FSDP2."""
+def shards(p: Any) -> int:
+    """Over how many ranks ``p`` is spread: 1 for a plain tensor, of which each rank has a copy."""
     if not is_sharded(p):
-        return ranks
-    sizes: list[int] = [_mesh(p).size(k) for k, place in enumerate(p.placements) if not place.is_replicate()]  # type: ignore[attr-defined]
-    if ranks % prod(sizes):
-        raise RuntimeError(
-            f"a parameter is sharded over {prod(sizes)} ranks, but the optimizer's process group has {ranks}: give "
-            "process_group the ranks of the whole device mesh (or leave it at 'default')"
-        )
-    return ranks // prod(sizes)
+        return 1
+    return prod(p.device_mesh.size(k) for k, place in enumerate(p.placements) if not place.is_replicate())
 
 
 class ShardedGeometry(Geometry):
@@ -108,24 +94,20 @@ class ShardedGeometry(Geometry):
     """
 
     def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks | None, **options: Any) -> None:
-        if ranks is None and any(
-            copies(p, mesh.size()) < mesh.size() for p in owners if (mesh := _mesh(p)) is not None
-        ):
+        spread, size = [shards(p) for p in owners], 1 if ranks is None else ranks.size
+        if any(size % n for n in spread):
             raise RuntimeError(
-                "a parameter is sharded over several ranks (DTensor), but this optimizer has no process group to sum "
-                "over: leave process_group at 'default', or give it the ranks of the device mesh"
+                f"a parameter is sharded over {max(spread)} ranks (DTensor), the optimizer sums over {size}: leave "
+                "process_group at 'default', or give it the ranks of the whole device mesh"
             )
-        shares = None if ranks is None else [1 / copies(p, ranks.size) for p in owners]
-        super().__init__(*args, shares=shares, **options)
+        super().__init__(*args, shares=[n / size for n in spread], **options)
         self._ranks = ranks
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Σ over the ranks, in one reduction."""
         if self._ranks is None:
             return numbers
-        total = torch.stack([x.to(numbers[0]) for x in numbers])
-        dist.all_reduce(total, group=self._ranks.group)
-        return list(total)
+        return list(self._ranks.sum(torch.stack([x.to(numbers[0]) for x in numbers])))
 
 
 # The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.
@@ -146,16 +128,11 @@ class AveragedLinearization(Linearization):
 class AveragedProblem(ProxProblem):
     """The problem averaged over ranks. Every rank must call the same methods in the same order."""
 
-    ranks: Ranks
-
-    @classmethod
-    def averaged(cls, origin: Origin, geometry: Geometry, ranks: Ranks) -> AveragedProblem:
-        """The averaged problem of this rank's loss value."""
-        problem = cls(geometry, origin, AveragedLinearization(origin.scores, geometry.params, ranks))
-        problem.ranks = ranks
-        return problem
-
     on_ranks = True
+
+    def __init__(self, origin: Origin, geometry: Geometry, ranks: Ranks) -> None:
+        super().__init__(geometry, origin, AveragedLinearization(origin.scores, geometry.params, ranks))
+        self.ranks = ranks
 
     def mean(self, value: Tensor) -> Tensor:
         """(1/R) Σ_ranks value."""
@@ -169,9 +146,9 @@ class AveragedProblem(ProxProblem):
 
     def check(self, point: DualPoint, solver: object) -> None:
         """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
-        largest = torch.stack([point.lam, point.gamma.to(point.lam), -point.lam, -point.gamma.to(point.lam)])
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.ranks.group)
-        if largest.isfinite().all() and (largest[:2] != -largest[2:]).any():
+        mine = torch.stack([point.lam, point.gamma.to(point.lam)])
+        largest = self.ranks.max(torch.stack([mine, -mine]))
+        if largest.isfinite().all() and (largest[0] != -largest[1]).any():
             raise RuntimeError(
                 f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
                 "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
@@ -183,6 +160,5 @@ def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> se
     mine = leaves(scores)
     if ranks is None or not params:
         return mine
-    flags = torch.tensor([id(p) in mine for p in params], dtype=torch.int32, device=params[0].device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX, group=ranks.group)
+    flags = ranks.max(torch.tensor([id(p) in mine for p in params], dtype=torch.int32, device=params[0].device))
     return {id(p) for p, flag in zip(params, flags.tolist(), strict=True) if flag}

@@ -14,7 +14,7 @@ from proxsvm._extras import eager
 from proxsvm._kernels.tensors import accumulator
 from proxsvm.linearization.graph import leaves, reaches
 from proxsvm.losses.base import Origin, without_autocast
-from proxsvm.optimizer.messages import EDITED, INSIDE, MISSING, NO_TENSOR, SECOND_ORDER, SHARED, USED, WEIGHTS
+from proxsvm.optimizer import messages
 
 ROUNDING = 1e-5  # of float32, in which a value may have been read and passed back
 
@@ -27,9 +27,8 @@ class Record:
     micro-batches like gradients, in eager mode and inside a compiled graph. This is right for weighted sums;
     :meth:`backward` records any function of values.
 
-    Args:
-        params: returns the optimizer's parameters; only values that depend on one of them are recorded.
-        hidden: whether the graph does not contain the parameters, as under FSDP: then every value counts.
+    ``params`` returns the optimizer's parameters: only values that depend on one of them are recorded, unless they are
+    ``hidden`` from the graph, as under FSDP.
 
     >>> w = torch.tensor([3.0], requires_grad=True)
     >>> record = Record(lambda: [w])
@@ -39,22 +38,23 @@ class Record:
     """
 
     def __init__(self, params: Callable[[], Sequence[Tensor]], hidden: bool = False) -> None:
-        self._params, self.hidden, self.inside = params, hidden, _Inside()
+        self._params, self.hidden = params, hidden
         self._reached: set[int] | None = None if hidden else set()  # what values reach, until the first step
         self.clear()
-        # Who clips or divides changes all gradients: the smallest one shows it, and passes that nobody recorded.
+        # Who edits gradients edits all of them, and every pass changes the smallest one.
         known = [] if hidden else [p for p in params() if p.requires_grad]
-        self._sentinel = min(known, key=Tensor.numel, default=None)
-        if self._sentinel is not None:
-            add: Any = self._sentinel.register_post_accumulate_grad_hook
+        self._smallest = min(known, key=Tensor.numel, default=None)
+        if self._smallest is not None:
+            add: Any = self._smallest.register_post_accumulate_grad_hook
             weakref.finalize(self, add(_hook(self._accumulated)).remove)
 
     def clear(self) -> None:
         """Forget what was differentiated."""
+        _INSIDE.depth = 0  # Ctrl-C inside of a watched module has left another
         self._stepped: tuple[weakref.ref[Tensor], int] | None = None  # a gradient after the last step, and its version
-        self._users: list[list[weakref.ref[Record]]] = []  # for each value: the record whose step has used it
+        self._users: list[weakref.WeakSet[Record]] = []  # for each value: the records whose steps have used it
         self._faults: set[str] = set()
-        self._unrecorded = 0  # passes that gave the sentinel a gradient, less those that were recorded
+        self._unrecorded = 0  # passes that gave the smallest parameter a gradient, less those that were recorded
         self._left: tuple[int, Tensor] | None = None  # version and norm of that gradient after the last pass
         p = next(iter(self._params()), torch.empty(()))
         if not hasattr(self, "_leaf") or self._leaf.device != p.device:  # the model was moved
@@ -76,7 +76,7 @@ class Record:
                 seen = seen + bound * zero
             seen.origin = origin
         if not compiling:
-            seen.users = getattr(value, "users", [])
+            seen.users = getattr(value, "users", weakref.WeakSet())
             seen.register_hook(_hook(self._differentiated, seen.users))
             if self._reached is not None:
                 try:
@@ -84,36 +84,6 @@ class Record:
                 except RuntimeError:  # reentrant checkpointing hides parameters
                     self._reached = None
         return cast(Tensor, seen)
-
-    # A backward pass calls these: first for every value, in eager mode; then for the leaf and the sentinel.
-
-    def _differentiated(self, users: list[weakref.ref[Record]], weight: Tensor) -> None:
-        self._begin()
-        self._users.append(users)
-        if torch.is_grad_enabled():
-            self._faults.add(SECOND_ORDER)
-        used = weight[weight != 0] if weight.dim() and weight.is_cpu else weight.new_empty(0)
-        if used.numel() and used.min() != used.max():
-            self._faults.add(WEIGHTS)
-
-    def _recorded(self, _: Tensor) -> None:
-        if self._stepped is not None and self._stepped[0]() is None:
-            self.clear()
-        self._stepped, self._unrecorded = None, self._unrecorded - 1
-
-    def _accumulated(self, p: Tensor) -> None:
-        if p.grad is not None:
-            self._unrecorded, self._left = self._unrecorded + 1, (p.grad._version, p.grad.detach().norm())
-
-    def _begin(self) -> None:
-        """Drop the record of gradients that were cleared since."""
-        first = next((p.grad for p in self._params() if p.grad is not None), None)
-        stepped, version = self._stepped or (None, 0)
-        if stepped is not None and (first is None or first is not stepped() or first._version != version):
-            self.clear()
-        elif first is None and not self.hidden:  # FSDP keeps the gradients of micro-batches to itself
-            self._leaf.grad = None
-        self._stepped = None
 
     def backward(self, total: Tensor, retain_graph: bool | None = None) -> None:
         """Differentiate ``total`` and record its value, whatever function of watched values it is."""
@@ -127,6 +97,38 @@ class Record:
         self._faults.clear()  # what this pass did is declared
         self._unrecorded, self._reached = min(self._unrecorded, 0), None
 
+    # A backward pass calls these: first for every value, in eager mode; then for the leaf and the smallest parameter.
+
+    def _differentiated(self, users: weakref.WeakSet[Record], weight: Tensor) -> None:
+        self._begin()
+        self._users.append(users)
+        if torch.is_grad_enabled():
+            self._faults.add(messages.SECOND_ORDER)
+        used = weight[weight != 0] if weight.dim() and weight.is_cpu else weight.new_empty(0)
+        if used.numel() and used.min() != used.max():
+            self._faults.add(messages.WEIGHTS)
+
+    def _recorded(self, _: Tensor) -> None:
+        if self._stepped is not None and self._stepped[0]() is None:
+            self.clear()
+        self._stepped, self._unrecorded = None, self._unrecorded - 1
+
+    def _accumulated(self, p: Tensor) -> None:
+        if p.grad is not None:
+            self._unrecorded, self._left = self._unrecorded + 1, (p.grad._version, p.grad.detach().norm())
+
+    def _begin(self) -> None:
+        """Drop the record of gradients that others have cleared since."""
+        first, (stepped, version) = self._gradient(), self._stepped or (None, 0)
+        if stepped is not None and (first is None or first is not stepped() or first._version != version):
+            self.clear()
+        elif first is None and not self.hidden:  # FSDP keeps the gradients of micro-batches to itself
+            self._leaf.grad = None
+        self._stepped = None
+
+    def _gradient(self) -> Tensor | None:
+        return next((p.grad for p in self._params() if p.grad is not None), None)
+
     # A step calls these.
 
     @property
@@ -135,35 +137,31 @@ class Record:
         return self._leaf.grad
 
     def faults(self) -> set[str]:
-        """What is wrong with the record since ``clear()``, as texts of warnings.
-
-        A term that was added to a recorded value is only noticed by parameters of its own, before the first step. On an
-        accelerator an edited gradient is only looked at once.
-        """
+        """What is wrong with the record since ``clear()``, as texts of warnings."""
         reached, self._reached = self._reached, None
         stray = reached and any(p.grad is not None and id(p) not in reached for p in self._params())
-        found = self._faults | ({MISSING} if stray or self._unrecorded > 0 else set())
-        grad = None if self._sentinel is None else self._sentinel.grad
+        found = self._faults | ({messages.MISSING} if stray or self._unrecorded > 0 else set())
+        grad = None if self._smallest is None else self._smallest.grad
         if grad is not None and self._left is not None and grad._version != self._left[0]:
             if not torch.equal(grad.norm(), self._left[1]):  # clip_grad_norm_(inf) multiplies by 1
-                found.add(EDITED)
+                found.add(messages.EDITED)
             elif not grad.is_cpu:
-                self._sentinel = None
+                self._smallest = None  # do not synchronise at every step
         return found
 
     def claim(self, value: Tensor | None = None) -> None:
         """Say that this optimizer uses what was recorded, or only ``value``; raise if another one has."""
-        for users in self._users if value is None else [getattr(value, "users", [])]:
-            if any(by() not in (None, self) for by in users):
-                raise RuntimeError(USED)
-            users[:] = [weakref.ref(self)]
+        for users in self._users if value is None else [getattr(value, "users", weakref.WeakSet())]:
+            if users - {self}:
+                raise RuntimeError(messages.USED)
+            users.add(self)
 
-    def spend(self, grads: Sequence[Tensor]) -> None:
-        """A step has used the record, which stays valid while ``grads`` are kept."""
+    def spend(self) -> None:
+        """A step has used the record, which stays valid while the gradients are kept."""
         if torch.compiler.is_compiling():
             self._leaf.grad = None  # a compiled step is followed by fresh gradients
-        elif grads:
-            self._stepped = weakref.ref(grads[0]), grads[0]._version
+        elif (first := self._gradient()) is not None:
+            self._stepped = weakref.ref(first), first._version
 
 
 def replaced(known: Tensor | None, value: Tensor) -> Tensor:
@@ -184,63 +182,51 @@ def _hook(method: Callable[..., None], *args: Any) -> Callable[[Tensor], None]:
     return call
 
 
-# Modules, whose values go through records.
+class _Records(weakref.WeakSet[Record]):
+    """The records of a watched module; a copy of it has none."""
+
+    def __reduce__(self) -> Any:
+        return _Records, ()
 
 
-class _Inside(threading.local):
-    """How many watched modules are being evaluated in a thread: a value inside of another counts as a part of it."""
-
-    depth = 0
+_INSIDE = threading.local()  # depth: how many watched modules a thread is inside of
 
 
 def watch(module: nn.Module, record: Record) -> None:
     """Record the values of ``module`` from now on, once, however often it is watched; a copy of it is not watched."""
-    known: Any = module.__dict__.get("_watch")
+    known: Any = vars(module).get("_records")
     if known is None:
-        known = module._watch = _Watch()  # type: ignore[assignment]
-        module.register_forward_pre_hook(known.enter)
-        module.register_forward_hook(known.leave, always_call=True)
-    known.nested |= any("_watch" in part.__dict__ for part in module.modules() if part is not module)
-    if record not in known.live():
-        known.records.append(weakref.ref(record, known.records.remove))
+        known = module._records = _Records()  # type: ignore[assignment]
+        module.register_forward_pre_hook(_enter)
+        module.register_forward_hook(_leave, always_call=True)
+    known.add(record)
 
 
-class _Watch:
-    """The hooks of a watched module, for all records that watch it; a copy belongs to nobody."""
+def _enter(module: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _INSIDE.depth = getattr(_INSIDE, "depth", 0) + 1
 
-    def __init__(self) -> None:
-        self.records: list[weakref.ref[Record]] = []
-        self.nested = False  # whether the module contains another watched one
 
-    def live(self) -> list[Record]:
-        known = [record() for record in self.records]
-        return [record for record in known if record is not None]
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            for record in self.live():
-                record.inside.depth += 1
-
-    def leave(self, module: nn.Module, args: Any, value: Any) -> Any:
-        records, compiling = self.live(), torch.compiler.is_compiling()
-        if not compiling:
-            for record in records:
-                record.inside.depth = max(0, record.inside.depth - 1)  # watched since it was entered
-            records = [record for record in records if record.inside.depth == 0]
-        if not records or value is None:  # None after an exception
-            return None
-        if not isinstance(value, Tensor):
-            raise TypeError(NO_TENSOR.format(type(module).__name__, type(value).__name__))
-        if not value.requires_grad:
-            return None
-        if len(records) > 1 and any(record.hidden for record in records):
-            raise RuntimeError(SHARED)
-        if self.nested if compiling else any(isinstance(x, Tensor) and hasattr(x, "users") for x in args):
-            raise RuntimeError(INSIDE)
-        return records[0].through(value) if len(records) == 1 else criterion_of_several_optimizers(records, value)
-
-    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
-        return _Watch, ()
+def _leave(module: nn.Module, args: Any, value: Any) -> Tensor | None:
+    """The value of a watched module, recorded; one inside of another counts as a part of that."""
+    records: list[Record] = list(module._records)  # type: ignore[arg-type]
+    if twice := torch.compiler.is_compiling():
+        twice = sum(hasattr(part, "_records") for part in module.modules()) > 1
+    else:
+        _INSIDE.depth = max(0, getattr(_INSIDE, "depth", 0) - 1)  # the module may be watched since it was entered
+        twice = any(hasattr(x, "users") for x in args if isinstance(x, Tensor))
+        records = [] if _INSIDE.depth else records
+    if not records or value is None:  # None after an exception
+        return None
+    if not isinstance(value, Tensor):
+        raise TypeError(messages.NO_TENSOR.format(type(module).__name__, type(value).__name__))
+    if not value.requires_grad:
+        return None
+    if len(records) > 1 and any(record.hidden for record in records):
+        raise RuntimeError(messages.SHARED)
+    if twice:
+        raise RuntimeError(messages.INSIDE)
+    return records[0].through(value) if len(records) == 1 else criterion_of_several_optimizers(records, value)
 
 
 @eager

@@ -1,8 +1,8 @@
 """What an optimizer keeps for its parameters between steps, in its ``state``; and saved states, checked and loaded.
 
-state[p]:           q (memory), z (the paper's velocity), average, moved (for lr="auto"), the metric's own (v, ...),
-                    and t, the steps that p has taken: one tensor for all that have taken the same steps
-param_groups[0]:    skipped, h (memory), max_distance and squares (lr="auto"): 0-dim tensors for all groups
+state[p]:           what is in KEPT, where it is used; the metric's own (v, ...); and t, the steps that p has taken: one
+                    tensor for all that have taken the same steps
+param_groups[0]:    what is in SHARED: 0-dim tensors for all groups
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ from proxsvm.optimizer.averages import COUNT, STATISTICS
 from proxsvm.optimizer.groups import check_group
 from proxsvm.optimizer.ranks import any_sharded, local
 
-SHARED = {"skipped": 0, "h": 0.0, "max_distance": -1.0, "squares": 0.0}  # of the whole optimizer, at first
-KEPT = ("q", "z", "average", "weights", "moved", "start")  # what has the shape of a parameter; start: of version 0.2
+# By name: whether it is kept in float32 or better, as sums are, and whether it begins with 0 or with the parameter.
+KEPT = {
+    "q": (True, True),  # memory
+    "z": (False, True),  # the paper's velocity
+    "moved": (True, True),  # for lr="auto", the sum of the steps
+    "average": (True, False),
+    "weights": (False, False),  # those of training, while the average is in place
+    "start": (False, False),  # where the parameter began, of version 0.2 for lr="auto"
+}
+SHARED = {"skipped": 0, "h": 0.0, "max_distance": -1.0, "squares": 0.0}  # with the first values; h: memory
 FOREIGN = {"nesterov", "dampening", "betas", "amsgrad", "rho", "alpha", "centered", "capturable", "lr_decay", "etas"}
 
 
 def state_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the state ``name`` of a parameter: its own, or float32 or better for sums."""
-    return dtype if name in ("z", "weights", "start") else accumulator(dtype)
+    """The dtype of the state ``name`` of a parameter."""
+    return accumulator(dtype) if KEPT[name][0] else dtype
 
 
 class Store:
@@ -42,24 +50,24 @@ class Store:
 
     def kept(self, group: Group, at: Sequence[int]) -> Kept:
         """What is kept for the parameters of a bucket."""
-        metric, average = group.metric, group.average is not None
-        wanted = {"q": self._memory, "z": group.momentum, "average": average, "moved": group.auto}
-        if not (metric.state or any(wanted.values())):
+        metric, averaged = group.metric, group.average is not None
+        uses = {"q": self._memory, "z": group.momentum, "average": averaged, "moved": group.auto}
+        if not (metric.state or any(uses.values())):
             return Kept([{}] * len(at), None, {})
         owners = [self._owners[i] for i in at]
-        states = [self._state[p] for p in owners]
+        states = learned = [self._state[p] for p in owners]
         if metric.state:
             for p, own in zip(owners, states, strict=True):
                 if own.keys().isdisjoint(metric.state):
                     own.update(metric.start(p.detach()))
-        if metric.state or average:
+        if metric.state or averaged:
             self._count(owners[0], states)
-        vectors, count = {k: _tensors(k, owners, states) for k in wanted if wanted[k]}, states[0].get("t")
+        vectors = {name: _tensors(name, owners, states) for name, used in uses.items() if used}
         if any_sharded(owners):
             vectors = {name: [local(x) for x in tensors] for name, tensors in vectors.items()}
             if metric.elementwise:
-                states = [{name: local(own[name]) for name in metric.state} for own in states]
-        return Kept(states, count, vectors)
+                learned = [{name: local(own[name]) for name in metric.state} for own in states]
+        return Kept(learned, states[0].get("t"), vectors)
 
     def _count(self, p: Tensor, states: Sequence[dict[str, Any]]) -> None:
         """Give the parameters of a bucket a count of their own: others with the same one may not take this step."""
@@ -74,17 +82,16 @@ class Store:
 
 
 def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """The state ``name``: zeros at first, or for the average the parameter itself."""
+    """The state ``name``, created or converted where it has to be."""
     dtype = state_dtype(name, owners[0].dtype)
     for p, own in zip(owners, states, strict=True):
         if name in own:
             if own[name].dtype != dtype:  # the model was converted
                 own[name] = own[name].to(dtype)
-        elif name == "moved" and "start" in own:  # version 0.2 kept where the parameter started
+        elif name == "moved" and "start" in own:
             own[name] = (p.detach() - own.pop("start")).to(dtype)
         else:
-            zeros = name in ("q", "z", "moved")
-            own[name] = torch.zeros_like(p, dtype=dtype) if zeros else p.detach().to(dtype, copy=True)
+            own[name] = torch.zeros_like(p, dtype=dtype) if KEPT[name][1] else p.detach().to(dtype, copy=True)
     return [own[name] for own in states]
 
 
@@ -103,32 +110,19 @@ def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:
 # Saved states.
 
 
-def upgraded(state_dict: Any) -> Any:
-    """A state of version 0.2 as one of today: the history of lr="auto" was kept in each group, under other names."""
-    groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-    if not isinstance(groups, list) or not any(isinstance(g, Mapping) and "far" in g for g in groups):
-        return state_dict
-    known: Mapping[str, Any] = next((g for g in groups if "far" in g and g["far"] >= 0), {})
-    renamed = [{k: v for k, v in g.items() if k not in ("far", "squares")} for g in groups]
-    if known:
-        renamed[0] |= {"max_distance": known["far"], "squares": known["squares"]}
-    return {**state_dict, "param_groups": renamed}
-
-
-def check_state(
-    state_dict: Any,
-    groups: Sequence[Mapping[str, Any]],
-    metrics: Sequence[Metric],
-    buffers: Mapping[str, Tensor],
-) -> None:
-    """Raise ValueError unless ``state_dict`` is one of an optimizer with these groups, shapes and dtypes.
+def checked(
+    state_dict: Any, groups: Sequence[Mapping[str, Any]], metrics: Sequence[Metric], buffers: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """A saved state as one of today; raise ValueError unless it fits an optimizer with these groups, shapes and dtypes.
 
     Keys that are no parameters' are the user's own. ``buffers``: by their names in the state.
     """
-    saved, states = (state_dict.get(k) if isinstance(state_dict, Mapping) else None for k in ("param_groups", "state"))
-    if not isinstance(saved, list) or not isinstance(states, Mapping) or not all(isinstance(g, Mapping) for g in saved):
+    try:
+        saved, states = _upgraded([dict(group) for group in state_dict["param_groups"]]), dict(state_dict["state"])
+    except (TypeError, ValueError, KeyError) as error:
         given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
-        raise ValueError(f"got {given!r}; expected a state_dict: a dict 'state' and a list of dicts 'param_groups'")
+        expected = "a state_dict: a dict 'state' and a list of dicts 'param_groups'"
+        raise ValueError(f"got {given!r}; expected {expected}") from error
     for k, group in enumerate(saved):
         missing, foreign = {"params", "lr", "momentum", "weight_decay"} - set(group), FOREIGN & set(group)
         if missing or foreign:
@@ -140,26 +134,37 @@ def check_state(
             check_group({**group, "params": []}, {})
         except TypeError as error:
             raise ValueError(f"group {k} of the state_dict: {error}") from error
-        _check_tensors(f"group {k}", {name: x for name, x in group.items() if name in SHARED}, dict.fromkeys(SHARED))
+        for name in SHARED.keys() & group.keys():
+            _check_tensor(f"the state {name!r} of group {k}", group[name], None)
     theirs, mine = ([len(g["params"]) for g in found] for found in (saved, groups))
     if theirs != mine:
         raise ValueError(
             f"the parameter groups of the state_dict have {theirs} parameters, this optimizer's {mine}: build the "
             "optimizer as it was when the state was saved"
         )
-    averaged, rows = any(group.get("averaged", False) for group in saved), zip(saved, groups, metrics, strict=True)
+    averaged, rows = any(group["averaged"] for group in saved), zip(saved, groups, metrics, strict=True)
     owners = {k: (p, m) for old, new, m in rows for k, p in zip(old["params"], new["params"], strict=True)}
     for key, own in states.items():
         if key in owners:
             _check_own(key, own, *owners[key], averaged, buffers)
         elif isinstance(key, int):
             raise ValueError(f"the state_dict has a state for parameter {key}, which is in none of its groups")
+    return {**state_dict, "param_groups": saved}
+
+
+def _upgraded(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Older groups as those of today: 0.2 kept the history of lr="auto" in each of them, under other names."""
+    if any("far" in group for group in groups):
+        known = next((g for g in groups if g.get("far", -1) >= 0), {"far": -1.0, "squares": 0.0})
+        groups = [{name: x for name, x in group.items() if name not in ("far", "squares")} for group in groups]
+        groups[0] |= {"max_distance": known["far"], "squares": known["squares"]}
+    return [{"average": None, "averaged": False, **group} for group in groups]
 
 
 def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless ``own`` can be the state of the parameter ``p``: names, shapes, dtypes, finiteness."""
     blank = torch.empty(p.shape, dtype=p.dtype, device="meta")
-    learned, kept = metric.start(blank), {name: blank.to(state_dtype(name, p.dtype)) for name in KEPT}
+    kept, learned = {name: blank.to(state_dtype(name, p.dtype)) for name in KEPT}, metric.start(blank)
     expected = {**learned, **buffers, **kept, "t": None, COUNT: None}
     names: set[Any] = set(own) if isinstance(own, Mapping) else {type(own)}
     unknown = [name for name in names - set(expected) if not str(name).startswith(STATISTICS)]
@@ -168,9 +173,10 @@ def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, bu
             f"the state of parameter {key} has {sorted(map(str, names))}; expected {sorted(KEPT)} at most, and "
             f"{list(learned)} of {metric}: it is the state of another optimizer, or was saved with another metric"
         )
-    _check_tensors(f"parameter {key}", {name: own[name] for name in names & set(expected)}, expected, p.is_meta)
-    both = {"average", "weights"}
-    if names & both not in (set(), both if averaged else {"average"}):
+    for name in names & set(expected):
+        _check_tensor(f"the state {name!r} of parameter {key}", own[name], expected[name], p.is_meta)
+    versions = names & {"average", "weights"}
+    if versions and versions != ({"average", "weights"} if averaged else {"average"}):
         raise ValueError(
             f"the state of parameter {key} has {sorted(map(str, names))}, but its groups averaged={averaged}: expected "
             "both 'average' and 'weights' where that is True, otherwise only the first. (With "
@@ -178,24 +184,21 @@ def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, bu
         )
 
 
-def _check_tensors(where: str, given: Mapping[str, Any], expected: Mapping[str, Any], meta: bool = False) -> None:
-    """Raise ValueError unless each is like the expected tensor, or a tensor of one number (None), or a count (int)."""
-    for name, x in given.items():
-        like = expected[name]
-        if isinstance(like, int):
-            fine = isinstance(x, int) and x >= 0
-        else:
-            fine = isinstance(x, Tensor) and (meta or not x.is_meta)
-            fine = fine and (x.numel() == 1 if like is None else (x.shape, x.dtype) == (like.shape, like.dtype))
-        if not fine:
-            shown = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else repr(x)
-            wanted = f"a tensor {tuple(like.shape)}, {like.dtype}" if isinstance(like, Tensor) else "a number"
-            raise ValueError(
-                f"the state {name!r} of {where} is {shown}; expected {wanted}: it was saved with another model or in "
-                "another precision"
-            )
-        if isinstance(x, Tensor) and not x.is_meta and not local(x).isfinite().all():
-            raise ValueError(f"the state {name!r} of {where} contains NaN or infinite values: it is damaged")
+def _check_tensor(what: str, x: Any, like: Tensor | int | None, meta: bool = False) -> None:
+    """Raise ValueError unless ``x`` is like a tensor, a tensor of one number (None), or a count (int)."""
+    if isinstance(like, int):
+        fine = isinstance(x, int) and x >= 0
+    else:
+        fine = isinstance(x, Tensor) and (meta or not x.is_meta)
+        fine = fine and (x.numel() == 1 if like is None else (x.shape, x.dtype) == (like.shape, like.dtype))
+    if not fine:
+        given = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else repr(x)
+        wanted = f"a tensor {tuple(like.shape)}, {like.dtype}" if isinstance(like, Tensor) else "a number"
+        raise ValueError(
+            f"{what} is {given}; expected {wanted}: it was saved with another model or in another precision"
+        )
+    if isinstance(x, Tensor) and not x.is_meta and not local(x).isfinite().all():
+        raise ValueError(f"{what} contains NaN or infinite values: it is damaged")
 
 
 def keep_precision(

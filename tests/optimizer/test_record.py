@@ -489,3 +489,16 @@ def test_reentrant_checkpointing_is_refused_where_it_would_hide_parameters():
     hidden = lambda: optimizer.loss(model[2](checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)), y)  # noqa: E731
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         optimizer.step(hidden)
+
+
+def test_an_evaluation_that_was_interrupted_hides_no_later_value():
+    """torch calls no hooks after Ctrl-C, and the criterion would seem to be inside of the interrupted module."""
+    model, optimizer, (x, y) = begun(lr=0.5)
+
+    def interrupt(value):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.watch(Function(interrupt))(model(x))
+    value = differentiate(optimizer, model, x, y)
+    assert optimizer.step() == pytest.approx(float(value))

@@ -59,13 +59,13 @@ class SimplexState(ExactState):
 
 
 class RivalState(ExactState):
-    """s = α − σ e_y with 0 ≤ α ≤ 1 and σ = Σ_j α_j, which is c."""
+    """s = α − σ e_y with 0 ≤ α ≤ 1 and σ = Σ_j α_j."""
 
     gains, steps = loops.rival_gains, loops.rival_sweep
 
     def __init__(self, hull: Rivals) -> None:
-        self.target = hull.target.cpu().numpy()
-        super().__init__(np.zeros((len(self.target), hull.K)), self.target)
+        self.target, self.cost = hull.target.cpu().numpy(), to_numpy(hull.cost)
+        super().__init__(np.zeros(self.cost.shape), self.target, self.cost)
 
     def begin(self, atom: FlatAtom) -> None:
         rows = np.arange(len(self.s))
@@ -74,7 +74,7 @@ class RivalState(ExactState):
         self.s[rows, self.target] = -self.s.sum(1)
 
     def combination(self) -> FlatAtom:
-        return FlatAtom(self.s, -self.s[np.arange(len(self.s)), self.target])
+        return FlatAtom(self.s, (self.s * self.cost).sum(1))  # the target's own cost is 0
 
 
 class BoxState(ExactState):
