@@ -12,22 +12,17 @@ from proxsvm.solvers import BlockFW, CorrectiveFW, ExactQP, MultiStepFW, Trace
 from tests.cases import LOSSES, MODELS, setting
 
 FRACTIONAL = (MultiStepFW, CorrectiveFW)
-FRACTION = {"tol": 0.0, "fraction": 0.1}
 COUNTS = [(MultiStepFW, "max_steps"), (CorrectiveFW, "max_steps"), (CorrectiveFW, "memory"), (BlockFW, "max_passes")]
 COUNTS += [(BlockFW, "max_entries"), (ExactQP, "max_entries"), (ExactQP, "max_rounds")]
-
-
-STOPPING = [
-    *(kind(max_steps=500, **rule) for kind in FRACTIONAL for rule in ({"tol": 0.05}, FRACTION)),
-    BlockFW(tol=1e-4),
-]
+RULES = {"tol": 0.05}, {"tol": 0.0, "fraction": 0.1}
+STOPPING = [*(kind(max_steps=500, **rule) for kind in FRACTIONAL for rule in RULES), BlockFW(tol=1e-4)]
 
 
 @pytest.mark.parametrize("solver", STOPPING, ids=repr)
 def test_it_stops_at_the_first_gap_that_is_small_enough(solver):
     """Relative to P − D₀, or to the first gap; the callback hears of every step, the start and the last included."""
     heard: list[Trace] = []
-    point = replace(solver, callback=heard.append).solve(setting(LOSSES[0], MODELS[1], n=20).problem(20.0))
+    point = replace(solver, callback=heard.append).solve(setting(LOSSES[0], MODELS[1], n=20).problem(20.0, 0.2))
     fraction, first = getattr(solver, "fraction", 0.0), heard[0]
     done = [t.gap <= solver.tol * (t.primal - first.dual) or t.gap <= fraction * first.gap for t in heard]
     assert done == [False] * point.steps + [True]
