@@ -288,7 +288,7 @@ class EntropySimplex(Hull):
     def express(self) -> Polytope:
         cp, q = load("cvxpy", extra="qp"), flat(self.q)
         alpha, mass = cp.Variable(q.shape, nonneg=True), q.sum(1)
-        s = cp.diag(mass) @ alpha - q
+        s = cp.multiply(mass[:, None] * np.ones_like(q), alpha) - q
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
 
 
