@@ -183,7 +183,11 @@ class Simplex(ClosedHull):
         return inside - free * (inside.sum(2, keepdim=True) / free.sum(1, keepdim=True))
 
     def express(self) -> Polytope:
-        return Rivals(self.target, self.cost, 1).express()
+        """With fewer constraints than the top-1 hinge: Σ_k α_k = 1."""
+        cp, e_y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))
+        alpha = cp.Variable(e_y.shape, nonneg=True)
+        offset = cp.sum(cp.multiply(flat(self.cost), alpha), axis=1)
+        return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
 
 
 def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -284,7 +288,7 @@ class EntropySimplex(Hull):
     def express(self) -> Polytope:
         cp, q = load("cvxpy", extra="qp"), flat(self.q)
         alpha, mass = cp.Variable(q.shape, nonneg=True), q.sum(1)
-        s = cp.diag(mass) @ alpha - q
+        s = cp.multiply(mass[:, None] * np.ones_like(q), alpha) - q
         return Polytope((s,), cp.multiply(mass, cp.sum(cp.entr(alpha), axis=1)), [cp.sum(alpha, axis=1) == 1])
 
 
