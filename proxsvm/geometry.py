@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
-from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,7 +25,6 @@ Number: TypeAlias = "float | Tensor"
 Params: TypeAlias = "Iterable[Tensor] | Iterable[Mapping[str, Any]]"
 Write: TypeAlias = Callable[[], object]  # changes something in place; a second call changes nothing more
 EUCLIDEAN = Euclidean()
-KIND = attrgetter("dtype", "device")
 TURNING = ("q", "moved")  # what is kept in the metric's own coordinates
 LARGEST = torch.finfo(torch.float32).max
 ROUNDING = 1e-12  # a schedule to 0 may end this far below 0
@@ -470,13 +467,13 @@ class Geometry:
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
         self._first_distance, self._kernels = first_distance, kernels
-        kinds = list(zip(map(KIND, params), keys or repeat(None), shares or repeat(1.0), strict=False))
         self.buckets = []
         for group in groups:
-            found: dict[tuple[Any, ...], list[int]] = {}
+            kinds: dict[tuple[Any, ...], list[int]] = {}
             for i in group.at:
-                found.setdefault(kinds[i], []).append(i)
-            for (_, _, share), at in found.items():
+                kind = params[i].dtype, params[i].device, keys and keys[i], shares[i] if shares else 1.0
+                kinds.setdefault(kind, []).append(i)
+            for (*_, share), at in kinds.items():
                 w = [params[i] for i in at]
                 state = _nothing_kept(group, w) if kept is None else kept(group, at)
                 self.buckets.append(Bucket(group, at, w, state, share))

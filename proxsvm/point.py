@@ -21,13 +21,17 @@ class Deferred(Sequence[Tensor]):
     """
 
     def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
-        self._made = functools.cache(make)
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> Sequence[Tensor]:
+        return self._make()
 
     def __len__(self) -> int:
-        return len(self._made())
+        return len(self._made)
 
     def __getitem__(self, i: Any) -> Any:
-        return self._made()[i]
+        return self._made[i]
 
 
 def scaled(factor: float | Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -7,6 +7,7 @@ param_groups[0]:    what is in SHARED: 0-dim tensors for all groups
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxsvm.geometry import Group, Kept
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import COUNT, STATISTICS
 from proxsvm.optimizer.groups import check_group
-from proxsvm.optimizer.ranks import any_sharded, local
+from proxsvm.optimizer.ranks import local
 
 # By name: whether it is kept in float32 or better, as sums are, and whether it begins with 0 or with the parameter.
 KEPT = {
@@ -46,7 +47,8 @@ class Store:
 
     def __init__(self, state: Mapping[Tensor, dict[str, Any]], owners: list[Tensor], memory: float) -> None:
         self._state, self._owners, self._memory = state, owners, memory
-        self.keys: list[Hashable] = [id(state.get(p, {}).get("t")) for p in owners]
+        self.keys: list[Hashable] = [id(state[p].get("t")) if p in state else None for p in owners]
+        self._counted = Counter(id(own["t"]) for own in state.values() if isinstance(own, dict) and "t" in own)
 
     def kept(self, group: Group, at: Sequence[int]) -> Kept:
         """What is kept for the parameters of a bucket."""
@@ -56,17 +58,14 @@ class Store:
             return Kept([{}] * len(at), None, {})
         owners = [self._owners[i] for i in at]
         states = learned = [self._state[p] for p in owners]
-        if metric.state:
-            for p, own in zip(owners, states, strict=True):
-                if own.keys().isdisjoint(metric.state):
-                    own.update(metric.start(p.detach()))
+        for p, own in zip(owners, states, strict=True):
+            if metric.state and not any(name in own for name in metric.state):
+                own.update(metric.start(p.detach()))
         if metric.state or averaged:
             self._count(owners[0], states)
         vectors = {name: _tensors(name, owners, states) for name, used in uses.items() if used}
-        if any_sharded(owners):
-            vectors = {name: [local(x) for x in tensors] for name, tensors in vectors.items()}
-            if metric.elementwise:
-                learned = [{name: local(own[name]) for name in metric.state} for own in states]
+        if any(local(p) is not p for p in owners):
+            learned = [{name: local(own[name]) for name in metric.state} for own in states]
         return Kept(learned, states[0].get("t"), vectors)
 
     def _count(self, p: Tensor, states: Sequence[dict[str, Any]]) -> None:
@@ -74,9 +73,8 @@ class Store:
         t = states[0].get("t")
         if t is None:
             t = torch.zeros((), dtype=accumulator(p.dtype), device=p.device)
-        elif len(self._state) > len(states):
-            same = sum(isinstance(own, dict) and own.get("t") is t for own in self._state.values())
-            t = t.clone() if same > len(states) else t
+        elif self._counted[id(t)] > len(states):
+            t = t.clone()
         for own in states:
             own["t"] = t
 
@@ -85,14 +83,13 @@ def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any
     """The state ``name``, created or converted where it has to be."""
     dtype = state_dtype(name, owners[0].dtype)
     for p, own in zip(owners, states, strict=True):
-        if name in own:
-            if own[name].dtype != dtype:  # the model was converted
-                own[name] = own[name].to(dtype)
-        elif name == "moved" and "start" in own:
+        if name == "moved" and "start" in own:
             own[name] = (p.detach() - own.pop("start")).to(dtype)
-        else:
+        elif name not in own:
             own[name] = torch.zeros_like(p, dtype=dtype) if KEPT[name][1] else p.detach().to(dtype, copy=True)
-    return [own[name] for own in states]
+        elif own[name].dtype != dtype:  # the model was converted
+            own[name] = own[name].to(dtype)
+    return [local(own[name]) for own in states]
 
 
 def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:

@@ -87,7 +87,10 @@ class Forest(Structure):
         """
         unary, pairwise = scores
         if pairwise.numel():
-            common = pairwise.detach().amax()
+            common = pairwise.detach()
+            if pairwise.dim() == 4 and not target.full:  # the padding has none
+                common = common.masked_fill(~target.edges[..., None, None], -torch.inf)
+            common = common.amax()
             pairwise = pairwise - torch.where(common > FORBIDDEN / 2, common, 0.0)  # where nothing is allowed
         of_node, of_edge = self.scores_of((unary, pairwise), target)
         if pairwise.dim() == 4:
