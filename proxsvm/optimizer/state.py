@@ -7,7 +7,6 @@ param_groups[0]:    what is in SHARED: 0-dim tensors for all groups
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from proxsvm.geometry import Group, Kept
 from proxsvm.metrics.base import Metric
 from proxsvm.optimizer.averages import COUNT, STATISTICS
 from proxsvm.optimizer.groups import check_group
-from proxsvm.optimizer.ranks import local
+from proxsvm.optimizer.ranks import any_sharded, local
 
 # By name: whether it is kept in float32 or better, as sums are, and whether it begins with 0 or with the parameter.
 KEPT = {
@@ -48,7 +47,6 @@ class Store:
     def __init__(self, state: Mapping[Tensor, dict[str, Any]], owners: list[Tensor], memory: float) -> None:
         self._state, self._owners, self._memory = state, owners, memory
         self.keys: list[Hashable] = [id(state[p].get("t")) if p in state else None for p in owners]
-        self._counted = Counter(id(own["t"]) for own in state.values() if isinstance(own, dict) and "t" in own)
 
     def kept(self, group: Group, at: Sequence[int]) -> Kept:
         """What is kept for the parameters of a bucket."""
@@ -64,7 +62,8 @@ class Store:
         if metric.state or averaged:
             self._count(owners[0], states)
         vectors = {name: _tensors(name, owners, states) for name, used in uses.items() if used}
-        if any(local(p) is not p for p in owners):
+        if any_sharded(owners):
+            vectors = {name: [local(x) for x in tensors] for name, tensors in vectors.items()}
             learned = [{name: local(own[name]) for name in metric.state} for own in states]
         return Kept(learned, states[0].get("t"), vectors)
 
@@ -73,8 +72,9 @@ class Store:
         t = states[0].get("t")
         if t is None:
             t = torch.zeros((), dtype=accumulator(p.dtype), device=p.device)
-        elif self._counted[id(t)] > len(states):
-            t = t.clone()
+        elif len(self._state) > len(states):
+            same = sum(isinstance(own, dict) and own.get("t") is t for own in self._state.values())
+            t = t.clone() if same > len(states) else t
         for own in states:
             own["t"] = t
 
@@ -89,7 +89,7 @@ def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any
             own[name] = torch.zeros_like(p, dtype=dtype) if KEPT[name][1] else p.detach().to(dtype, copy=True)
         elif own[name].dtype != dtype:  # the model was converted
             own[name] = own[name].to(dtype)
-    return [local(own[name]) for own in states]
+    return [own[name] for own in states]
 
 
 def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:
