@@ -108,11 +108,10 @@ def _same_layout(w: Tensors, x: Tensors, addresses: list[int]) -> bool:
 
 
 class _Memory:
-    """The memory of the process, but for the first number, as one vector: NumPy makes an array of it."""
+    """``n`` numbers from an address on: NumPy makes an array of it."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        address, n = (dtype.itemsize, False), (1 << 56,)
-        self.__array_interface__ = {"data": address, "shape": n, "typestr": dtype.str, "version": 3}
+    def __init__(self, address: int, n: int, dtype: str) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (n,), "typestr": dtype, "version": 3}
 
 
 class Loops:
@@ -128,12 +127,12 @@ class Loops:
         chunks = [(i, k, min(CHUNK, n - k)) for i, n in enumerate(sizes) for k in range(0, n, CHUNK)]
         self._tensor, self._begin, self._sizes = np.array(chunks or [(0, 0, 0)]).T.copy()
         self._ends = [0, *self._sizes.cumsum().tolist()]
-        self._table = np.stack([self._indices(at.get(name, at["w"])) for name in VECTORS], axis=1)
-        self._memory, self._scalars = np.asarray(_Memory(self._dtype)), np.zeros(13, self._dtype)
+        self._where = np.stack([self._indices(at.get(name, at["w"])) for name in VECTORS], axis=1)
+        self._scalars = np.zeros(13, self._dtype)
 
     def _indices(self, addresses: list[int]) -> Array:
-        """The index in the memory at which each chunk begins, by the addresses of the tensors."""
-        return np.asarray(np.array(addresses)[self._tensor] // self._dtype.itemsize + (self._begin - 1))
+        """Where each chunk begins, by the addresses of the tensors, counted in elements."""
+        return np.asarray(np.array(addresses)[self._tensor] // self._dtype.itemsize + self._begin)
 
     def read(self, w: Tensors, g: Tensors) -> Tensors:
         """The gradients of the next step, or copies in the layout of w where they have another one."""
@@ -143,7 +142,10 @@ class Loops:
         if not _same_layout(w, g, addresses):
             g = [torch.empty_like(a).copy_(b.detach()) for a, b in zip(w, g, strict=True)]
             addresses = list(map(Tensor.data_ptr, g))
-        self._w, self._table[:, 1] = w, self._indices(addresses)
+        self._w, self._where[:, 1] = w, self._indices(addresses)
+        first, last = int(self._where.min()), int((self._where.max(1) + self._sizes).max())
+        self._memory = np.asarray(_Memory(first * self._dtype.itemsize, last - first, self._dtype.str))
+        self._table = self._where - first
         return g
 
     def products(

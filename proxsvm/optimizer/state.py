@@ -155,7 +155,7 @@ def _upgraded(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = next((g for g in groups if g.get("far", -1) >= 0), {"far": -1.0, "squares": 0.0})
         groups = [{name: x for name, x in group.items() if name not in ("far", "squares")} for group in groups]
         groups[0] |= {"max_distance": known["far"], "squares": known["squares"]}
-    return [{"average": None, "averaged": False, **group} for group in groups]
+    return [{**g, "average": g.get("average"), "averaged": g.get("averaged", False)} for g in groups]
 
 
 def _check_own(key: Any, own: Any, p: Tensor, metric: Metric, averaged: bool, buffers: Mapping[str, Tensor]) -> None:

@@ -48,9 +48,8 @@ class Dependencies(PartStructure):
 
         heads = of_words(given[0], "heads")
         require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
-        phi = u.new_zeros(B, N, N).scatter(1, heads[:, None], word[:, None].to(u))
-        roots = phi[:, 0].sum(1)
-        require(roots == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
+        phi = u.new_zeros(B, N, N).scatter_(1, heads[:, None], word[:, None].to(u))
+        require(phi[:, 0].sum(1) == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
         self.check(name, heads)
         if labelled:
             R, labels = u.shape[3], of_words(given[1], "labels")
