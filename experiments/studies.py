@@ -28,7 +28,8 @@ class Study:
 
     ``by`` names the values that decide: the weights' own (""), those of averages, by their decay, or the best of all
     ("any"). Where they do not agree, the choice of each is run. With ``growth``, the factor between two η, the grid of
-    a method grows while its best η is at an edge.
+    a method grows while its best η is at an edge. With ``turns`` the runs take turns, an epoch each: whenever the study
+    is stopped, all have had the same time.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Study:
     seeds: tuple[int, ...] = (1, 2)
     by: tuple[str, ...] = ("",)
     growth: float = 0.0
+    turns: bool = False
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
         """The study with these seeds of the chosen runs; where nothing is chosen, with its runs of these seeds."""
@@ -47,7 +49,8 @@ class Study:
     def changed(self, **entries: Any) -> Study:
         """The study with these entries of the configs of its grid, those that are given."""
         given = {name: value for name, value in entries.items() if value}
-        return replace(self, grid=tuple(replace(run, **given) for run in self.grid))
+        epochs = given.get("epochs", self.epochs)
+        return replace(self, grid=tuple(replace(run, **given) for run in self.grid), epochs=epochs)
 
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
@@ -309,6 +312,18 @@ def lm_paper(name: str, data: str) -> Study:
     return replace(small, grid=tuple(replace(run, **bigger) for run in small.grid), epochs=5)
 
 
+NIGHTS = {  # the paper's networks and batches, on as much data as a night on two cores allows
+    "night-wrn": {"dataset": "cifar10", "model": "wrn-40-4", **WRN, "epochs": 20},
+    "night-bilstm": {"dataset": "snli", **BILSTM, "model": "bilstm-2048-100", "images": 20_000, "epochs": 10},
+}
+
+
+def night(name: str, data: str) -> Study:
+    """DFW and SGD at the paper's setting, and ours with nothing set, in turns, on a CPU; nothing is chosen."""
+    base = Config(data=data, averages=AVERAGE, seed=1, test=True, **NIGHTS[name] | {"precision": "float32"})
+    return Study(name, grid(base, name), base.epochs, seeds=(), turns=True)
+
+
 Maker = Callable[[str, str], Study]
 TASKS = (*PLANS, *STRUCTURED)
 SMALL: dict[str, Maker] = dict.fromkeys(PLANS, evidence)
@@ -320,7 +335,7 @@ PAPER: dict[str, Maker] = {
     f"{dataset}-{network}{augmented}": cifar_paper
     for dataset, network, augmented in product(("cifar10", "cifar100"), ("wrn", "densenet"), ("", "-augmented"))
 }
-PAPER |= {"snli": snli_paper, "lm": lm_paper}
+PAPER |= {"snli": snli_paper, "lm": lm_paper} | dict.fromkeys(NIGHTS, night)
 SCALES = {"small": SMALL, "paper": PAPER, "tuned": dict.fromkeys(STRUCTURED, tuned)}
 
 

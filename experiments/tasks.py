@@ -46,6 +46,7 @@ def images(config: Config) -> Task:
 
 PAIR_MODELS = {  # hidden and layer's units, word vectors
     "bilstm-2048": (2048, 512, "glove.840B.300d.txt"),
+    "bilstm-2048-100": (2048, 512, "glove.6B.100d.txt"),  # the paper's, on the smaller vectors
     "bilstm-128": (128, 128, "glove.6B.100d.txt"),
 }
 

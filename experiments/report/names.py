@@ -32,6 +32,7 @@ STUDIES = {
     "decades": "Five decades of η",
     "decay": "Weight decay",
     "first": "First runs",
+    "night": "The paper's networks on a CPU",
     "sentences": "kinds of chunks",
     "parsing": "Dependency parsing",
     "segments": "chunks as segments",
@@ -44,6 +45,7 @@ KINDS = (
     "factors",
     "decades",
     "decay",
+    "night",
 )  # studies of all tasks, which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"

@@ -74,7 +74,12 @@ def filled(text: str, studies: Results, costs: DataFrame) -> str:
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, costs, m[2])}\n\n{m[4]}", text)
 
 
-KINDS = {"study": tables.study, "settings": tables.every_setting, "averages": tables.averages}
+KINDS = {
+    "study": tables.study,
+    "progress": tables.progress,
+    "settings": tables.every_setting,
+    "averages": tables.averages,
+}
 TOGETHER = {  # tables of several studies
     "beside": tables.beside,
     "ranks": tables.ranks,
@@ -94,6 +99,8 @@ def _markdown(named: str, studies: Results, costs: DataFrame, kind: str = "study
         if name not in studies:
             there = ", ".join(studies)
             raise SystemExit(f"there are no results of a study named {name!r}; there are results of: {there}")
+    if kind == "study" and _kind(named) == "night":
+        kind = "progress"
     if kind in KINDS:
         table = KINDS[kind](named, studies[named])
         return f"{table.markdown()}\n\n{table.note}"

@@ -138,6 +138,20 @@ def beside(studies: Results) -> Table:
     return table
 
 
+def progress(name: str, runs: DataFrame) -> Table:
+    """Where runs that take turns are, after the epochs that all of them have."""
+    epochs = min(map(len, runs.curve))
+    table = Table(names.study(name), ["", "epochs", "training loss", f"validation ({unit(runs)})", "the best so far"])
+    for averaged in (False, True):
+        for c in candidates(runs, averaged):
+            best, last = min if c.lower else max, c.curve[epochs - 1]
+            values = [epoch["val_averaged"][c.decay] if averaged else epoch["val"] for epoch in c.curve[:epochs]]
+            cells = [f"{epochs} of {c.epochs}", f"{last['train_loss']:.4f}", _cell(values[-1], c.lower)]
+            table.rows.append([names.recommended(c.config, averaged), *cells, _cell(best(values), c.lower)])
+    table.note = "The training loss is each method's own, over the last epoch."
+    return table
+
+
 # One setting for all tasks.
 
 VALUES = {
