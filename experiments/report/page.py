@@ -21,9 +21,9 @@ from pandas import DataFrame
 from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
-from experiments.report.results import SCORES, Results, plain, read, read_costs, together
+from experiments.report.results import Results, plain, read, read_costs, together
 from experiments.report.tables import Bold
-from experiments.studies import EVIDENCE, SMALL
+from experiments.studies import EVIDENCE, SMALL, STRUCTURED
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def _kind(study: str) -> str:
 def of_kind(results: Results, kind: str) -> Results:
     """The studies of a kind; "evidence" are those in which everyone is tuned."""
     if kind == "evidence":
-        return {name: results[name] for name in (*EVIDENCE, *SCORES) if name in results}
+        return {name: results[name] for name in (*EVIDENCE, *STRUCTURED, "parsing") if name in results}
     return {name: runs for name, runs in results.items() if _kind(name) == kind}
 
 

@@ -379,7 +379,7 @@ def published(scales: dict[str, Results]) -> list[Table]:
         cells = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
         paper[f"obtained, {scale} scale"] = cells
     shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
-    shown = shown.replace({"data": names.STUDIES, "network": names.PARTS, "optimizer": names.OPTIMIZERS})
+    shown = shown.replace({"data": names.STUDIES, "network": names.STUDIES, "optimizer": names.OPTIMIZERS})
     made = []
     for number, rows in shown.replace({"loss": names.LOSSES}).groupby("table"):
         rows = rows.drop(columns=["table", "augment"]).dropna(axis=1, how="all")

@@ -46,7 +46,7 @@ class Frames:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, at: Tensor) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
+    def take(self, at: Tensor, _: object = None) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
         return (self.x[at],), (self.road[at], self.known[at])
 
 
@@ -122,7 +122,7 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=Network,
-        take=lambda frames, index, _: frames.take(index),
+        take=Frames.take,
         batches=lambda _, generator: indices(len(train), 4, generator),
         losses={
             "likelihood": PixelCrossEntropy,

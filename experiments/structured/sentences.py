@@ -38,7 +38,7 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, index: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
         """All words and suffixes of some sentences, and where each sentence starts; its kinds."""
         at = index.tolist()
         starts = torch.tensor([0, *(len(self.words[i]) for i in at)]).cumsum(0)[:-1]
@@ -54,9 +54,9 @@ def kinds(sentences: list[Sentence]) -> list[str]:
 
 
 def labelled(sentences: list[Sentence], vocabulary: Vocabulary, wanted: list[str]) -> Labelled:
-    encoded = vocabulary.encode(sentences)
+    words, suffixes, _ = zip(*(vocabulary.encode(*s[:2]) for s in sentences), strict=True)
     y = torch.tensor([[int(any(c[2:] == k for c in s.chunks)) for k in wanted] for s in sentences])
-    return Labelled([e[0] for e in encoded], [e[1] for e in encoded], y)
+    return Labelled(list(words), list(suffixes), y)
 
 
 class Bag(nn.Module):
@@ -90,12 +90,12 @@ def mean_average_precision(outputs: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 def task(folder: Path) -> Task:
     split = splits(folder)
-    vocabulary, wanted = Vocabulary(split["train"]), kinds(split["train"])
+    vocabulary, wanted = Vocabulary(s[:2] for s in split["train"]), kinds(split["train"])
     train, val, test = (labelled(found, vocabulary, wanted) for found in split.values())
     return Task(
         *(train, val, test),
         network=partial(Bag, vocabulary, len(wanted)),
-        take=lambda part, index, _: part.take(index),
+        take=Labelled.take,
         losses={
             "ce": BinaryCrossEntropy,
             "hinge": partial(MultiLabelHinge, smooth=True),

@@ -27,7 +27,7 @@ RESULTS = ROOT / "experiments" / "results"
 def line(study="cifar10", optimizer="dfw", lr=0.1, val=60.0, averaged=None, test=None, test_averaged=None, **config):
     """A finished run as a sweep writes it: three epochs that end at ``val``."""
     dataset = config.get("dataset", study)
-    lower = dataset in results.ERRORS
+    lower = dataset in results.LOWER
     loss = "l1" if lower else "smooth-hinge" if optimizer == "dfw" else "ce"
     full = {"dataset": dataset, "model": "wrn-10-1", "optimizer": optimizer, "loss": loss, "seed": 0}
     full |= {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4, "schedule": "wrn-jobs" if optimizer == "sgd" else ""}
