@@ -65,9 +65,14 @@ def study(name: str) -> str:
     >>> study("cifar10"), study("cifar100-wrn-augmented"), study("fixed-lm")
     ('CIFAR-10', 'CIFAR-100, WRN, with augmentation', 'Language model')
     """
-    kind, _, task = name.partition("-")
-    parts = (task if task and kind in KINDS else name).split("-")
-    return ", ".join(STUDIES.get(part, part) for part in parts)
+    task = name.partition("-")[2] if kind(name) else ""
+    return ", ".join(STUDIES.get(part, part) for part in (task or name).split("-"))
+
+
+def kind(study: str) -> str:
+    """``fixed``, ``ablation``, … for the studies that have tables and figures in common."""
+    first = study.partition("-")[0]
+    return first if first in KINDS else ""
 
 
 def count(number: int, noun: str) -> str:
