@@ -43,6 +43,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.y)
 
+    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor], Tensor]:
+        return (self.x[index],), self.y[index]
+
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """8 features, the four counts as logarithms; the target is the median house value in dollars."""

@@ -69,6 +69,16 @@ def indices(n: int, size: int, generator: torch.Generator | None = None) -> tupl
     return torch.randperm(n, generator=generator).split(size)
 
 
+def similar(lengths: Tensor, size: int, generator: torch.Generator, pool: int) -> list[Tensor]:
+    """Random batches of samples of similar length, for little padding.
+
+    The shuffled samples are cut in pools of ``pool`` batches, sorted by length within each, and the batches shuffled.
+    """
+    pools = torch.randperm(len(lengths), generator=generator).split(pool * size)
+    cut = [part for some in pools for part in some[lengths[some].argsort(stable=True)].split(size)]
+    return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
+
+
 def need(path: Path, how: str) -> Path:
     """``path``, or an error that says how to get it."""
     if not path.exists():

@@ -84,6 +84,7 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "decay": decay,
             "lower": lower,
             "val": (min if lower else max)(finite) if math.isfinite(values[-1]) else math.nan,
+            "values": values,  # by epoch
             "last": values[-1],
             "test": tested(tests.get(decay)),
             "test_last": tested(ends.get(decay)),

@@ -149,7 +149,7 @@ def task(folder: Path) -> Task:
         *(train, val, test),
         network=partial(Parser, vocabulary, len(index) + 1),
         take=take,
-        batches=partial(batches, train),
+        batches=batches(train),
         losses=LOSSES,
         judge=attachment,
         evaluated=64,

@@ -75,7 +75,7 @@ def task(folder: Path) -> Task:
         *(train, val, test),
         network=partial(Chunker, vocabulary, len(kinds)),
         take=take,
-        batches=partial(batches, train),
+        batches=batches(train),
         losses={"likelihood": lambda: CRF(Segments()), "hinge": lambda: StructuredHinge(Segments(), smooth=True)},
         judge=lambda outputs, _: chunk_f1(outputs, kinds),
         evaluated=128,
