@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.models import SentencePairBiLSTM
-from experiments.task import need
+from experiments.task import Samples, need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
@@ -33,7 +33,7 @@ Sentences = list[list[str]]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Samples):
     """Word ids ``[n, T]`` of both sentences, padded with 0, their lengths ``[n]``, and labels ``y [n]``."""
 
     first: Tensor
@@ -41,9 +41,6 @@ class Pairs:
     second: Tensor
     second_lengths: Tensor
     y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def tokenise(sentence: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ Tensors = Tensor | tuple[Tensor, ...]
 def each(f: Callable[[Tensor], Tensor], value: Tensors) -> Any:
     """``f`` of a tensor, or of each of several."""
     return f(value) if isinstance(value, Tensor) else tuple(f(part) for part in value)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The columns of a split, all of one length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def _judge(training: Training, last: bool) -> Line:
         ends = {"": model} | {k: mean.module for k, mean in means}
         chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
         found = {k: measures(config, task, end, task.test) for k, end in chosen.items()}
-        tests = {k: first(values) for k, values in found.items()}
+        tests = {k: next(iter(values.values())) for k, values in found.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
         line |= {"test_measures": found} if len(found[""]) > 1 else {}
         line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
@@ -224,13 +224,9 @@ def measures(config: Config, task: Task, model: nn.Module, split: Any) -> dict[s
     return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)}
 
 
-def first(values: dict[str, float]) -> float:
-    return next(iter(values.values()))
-
-
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     """What validation compares."""
-    return first(measures(config, task, model, split))
+    return next(iter(measures(config, task, model, split).values()))
 
 
 def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.task import Task, indices, need
+from experiments.task import Samples, Task, indices, need
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW
@@ -33,7 +33,7 @@ HOW = "OCR letters is letter.data, from https://ai.stanford.edu/~btaskar/ocr/ (u
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Samples):
     """N words, padded: pixels and a constant ``[N, T, 129]``, labels ``[N, T]``, lengths ``[N]``."""
 
     x: Tensor
@@ -42,9 +42,6 @@ class Words:
 
     def __getitem__(self, at: Any) -> Words:
         return Words(self.x[at], self.labels[at], self.lengths[at])
-
-    def __len__(self) -> int:
-        return len(self.x)
 
 
 def load(path: Path) -> tuple[Words, Tensor]:

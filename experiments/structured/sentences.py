@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Sentence, Vocabulary, splits
-from experiments.task import Task
+from experiments.task import Samples, Task
 from proxsvm._extras import load
 from proxsvm.losses import AveragePrecisionHinge, BinaryCrossEntropy, MultiLabelHinge
 
@@ -28,15 +28,12 @@ RARE, COMMON = 0.01, 0.95
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Samples):
     """The words and suffixes of each sentence, and the kinds of its chunks, ``[N, L]`` of 0 and 1."""
 
     words: list[Tensor]
     suffixes: list[Tensor]
     y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
 
     def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
         """All words and suffixes of some sentences, and where each sentence starts; its kinds."""
