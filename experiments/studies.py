@@ -189,13 +189,10 @@ def unchosen(name: str, data: str) -> Study:
     ``decay-bike``, …: what weight decay adds to it, in complete runs. Validation only.
     """
     kind, _, task = name.partition("-")
-    base, epochs = base_of(task, data)
-    if kind == "fixed":
-        return Study(name, grid(replace(base, epochs=epochs, test=True), kind, seed=(1, 2, 3)), epochs, seeds=())
-    if kind == "decay":
-        return Study(name, grid(replace(base, epochs=epochs), kind, seed=(1,)), epochs, seeds=())
-    base = replace(base, epochs=SHORT.get(task, base.epochs))
-    return Study(name, grid(base, kind), base.epochs, seeds=())
+    base, whole = base_of(task, data)
+    epochs = whole if kind in ("fixed", "decay") else SHORT.get(task, base.epochs)
+    seeds = {"fixed": (1, 2, 3), "decay": (1,)}.get(kind, (base.seed,))
+    return Study(name, grid(replace(base, epochs=epochs, test=kind == "fixed"), kind, seed=seeds), epochs, seeds=())
 
 
 def ablation(name: str, data: str) -> Study:
@@ -291,7 +288,7 @@ def cifar_paper(name: str, data: str) -> Study:
     dataset, network, *augmented = name.split("-")
     wrn = network == "wrn"
     model, epochs, batch = ("wrn-40-4", 200, 128) if wrn else ("densenet-40-40", 300, 64)
-    base = Config(data=data, dataset=dataset, model=model, epochs=epochs, augment=bool(augmented), device="cuda")
+    base = Config(data, dataset, model, epochs=epochs, augment=bool(augmented), device="cuda")
     decays = (1e-4, 5e-4) if wrn else (1e-4,)
     tried, batches = ("paper-augmented", (batch, 2 * batch, 4 * batch)) if augmented else ("paper", (batch,))
     runs = grid(base, tried, weight_decay=decays, batch=batches)
