@@ -33,7 +33,7 @@ from experiments.report import tables
 from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
 
-PAUSE = 2.0  # seconds between two looks at the runs of other workers
+PAUSE = 2.0  # seconds between two checks of the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
 

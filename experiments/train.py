@@ -174,16 +174,12 @@ def steps(training: Training, network: nn.Module, epoch: int) -> Iterator[tuple[
 def _judge(training: Training, last: bool) -> Line:
     """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
-    line: Line = {}
-    model = judged(training)
-    line["val"] = best.look("", model, evaluate(config, task, model, task.val))
-    means = training.averages.items()
-    if means:
-        line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
+    ends = {"": judged(training)} | {form: mean.module for form, mean in training.averages.items()}
+    values = {form: best.update(form, end, evaluate(config, task, end, task.val)) for form, end in ends.items()}
+    line: Line = {"val": values.pop("")} | ({"val_averaged": values} if values else {})
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
     if config.test and last:  # the test set is read once, with the weights that validation preferred and with the last
-        ends = {"": model} | {k: mean.module for k, mean in means}
         chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
         found = {k: measures(config, task, end, task.test) for k, end in chosen.items()}
         tests = {k: next(iter(values.values())) for k, values in found.items()}
@@ -289,7 +285,7 @@ class Best:
         self.values: dict[str, float] = {}
         self.weights: dict[str, dict[str, Tensor]] = {}
 
-    def look(self, name: str, model: nn.Module, value: float) -> float:
+    def update(self, name: str, model: nn.Module, value: float) -> float:
         """Keep the model if it is better than all before; nan never is."""
         if not math.isnan(value) and self.better(value, self.values.get(name, value)) == value:
             self.values[name] = value

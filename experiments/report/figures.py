@@ -297,8 +297,8 @@ def drawings(results: Results) -> dict[str, Drawing]:
     def add(name: str, study: str, draw: Callable[..., Figure], *given: Any, **options: Any) -> None:
         found[name] = Drawing(name, study, partial(draw, *given, **options))
 
-    ablations, etas = ({name: results[name] for name in results if name.startswith(kind)} for kind in KINDS)
-    etas = {name: etas[name] for name in dict.fromkeys((*FIRST, *etas)) if name in etas}
+    ablations, etas = ({n: results[n] for n in results if names.kind(n) == kind} for kind in ("ablation", "decades"))
+    etas = {name: etas[name] for name in (*FIRST, *etas) if name in etas}
     if ablations:
         add("gamma", "", gamma, ablations)
     if etas:
@@ -316,9 +316,6 @@ def drawings(results: Results) -> dict[str, Drawing]:
             if (runs.optimizer == "dfw").any():
                 add(f"step-size-{study}", study, step_size, title, runs)
     return found
-
-
-KINDS = ("ablation-", "decades-")  # whose tasks share a figure
 
 
 @STYLE

@@ -75,7 +75,7 @@ def work(out, calls=None):
 
 work(alone)
 draw, fork, workers, ends = random.Random(0), multiprocessing.get_context("fork"), [None, None], []
-moments = [draw.randrange(2**16) for _ in range(12)]
+moments = [draw.randrange(2**16) for _ in range(8)]
 while not (killed / "found.json").exists() and 1 not in ends:  # 1: an exception
     for slot, worker in enumerate(workers):
         if worker is None or not worker.is_alive():
