@@ -116,9 +116,10 @@ class Candidate:
 
     def __init__(self, runs: DataFrame) -> None:
         self.runs = runs.sort_values("seed")
+        self.first = self.runs.iloc[0]
 
     def __getattr__(self, column: str) -> Any:
-        return self.runs[column].iloc[0]
+        return self.first[column]
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -188,7 +189,8 @@ def grid(runs: DataFrame) -> DataFrame:
 
 def preferred(candidate: Candidate, runs: DataFrame) -> Candidate | None:
     """What the grid of the same method prefers, where that is not the setting that was run to the end."""
-    pool = [c for c in candidates(grid(runs), averaged=bool(candidate.decay)) if c.method == candidate.method]
+    tried = grid(runs)
+    pool = candidates(tried[[method == candidate.method for method in tried.method]], averaged=bool(candidate.decay))
     top = best(pool) if pool else None
     return None if top is None or top.setting == candidate.setting else top
 
