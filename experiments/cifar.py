@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.config import known
-from experiments.task import need
+from experiments.task import Samples, need
 
 PIXELS = 3 * 32 * 32
 RECORDS = (50_000, 10_000)  # training and test images of the official files
@@ -23,14 +23,11 @@ CLASSES = {"cifar10": 10, "cifar100": 100}
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Samples):
     """Images ``[n, 3, 32, 32]`` in float32 and labels ``[n]``."""
 
     x: Tensor
     y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,8 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pandas import read_csv
 from torch.hub import download_url_to_file
@@ -22,20 +22,9 @@ from torch.hub import download_url_to_file
 BLOCK = 1 << 20
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A row of sources.csv."""
-
-    url: str
-    checksum: str
-    inside: str
-    files: tuple[str, ...]
-
-
-SOURCES = read_csv(Path(__file__).with_name("sources.csv"), comment="#", keep_default_na=False, index_col="name")
-ARCHIVES = {
-    row.Index: Archive(row.url, row.checksum, row.inside, tuple(row.files.split())) for row in SOURCES.itertuples()
-}
+SOURCES = read_csv(Path(__file__).with_name("sources.csv"), comment="#", keep_default_na=False)
+SOURCES["files"] = SOURCES.files.str.split()
+ARCHIVES: dict[str, Any] = {row.name: row for row in SOURCES.itertuples(index=False, name="Archive")}
 
 
 def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
@@ -62,7 +51,7 @@ def download(name: str, data: Path, mirror: str | None = None) -> list[Path]:
     return files
 
 
-def unpack(packed: Path, archive: Archive, to: Path) -> None:
+def unpack(packed: Path, archive: Any, to: Path) -> None:
     """Extract the files of an archive, each written completely or not at all.
 
     Only these names are ever written, and only files in the archive are read: no path or link leads out of it.

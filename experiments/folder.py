@@ -49,15 +49,27 @@ def result(out: Path) -> Result | None:
     return json.loads(file.read_text()) if file.exists() else None
 
 
+def so_far(out: Path) -> Result | None:
+    """The result, or what it would be after the epochs so far."""
+    log = out / "log.jsonl"
+    lines = [json.loads(text) for text in log.read_text().splitlines()] if log.exists() else []
+    return result(out) or (_result(out, lines) if lines else None)
+
+
 def finish(out: Path, lines: list[Line]) -> Result:
-    """Write the result: the config, what it ran on, the curve and, where it was read, the test value."""
+    """Write the result."""
+    done = _result(out, lines)
+    write(out / "result.json", json.dumps(done))
+    return done
+
+
+def _result(out: Path, lines: list[Line]) -> Result:
+    """The config, what it ran on, the curve and, where it was read, the test value."""
     last = lines[-1]
     curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
     tests = {name: last.get(name) for name in ("test", "test_averaged", "test_last")}
     tests |= {name: values for name, values in last.items() if name == "test_measures"}
-    done = json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
-    write(out / "result.json", json.dumps(done))
-    return done
+    return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
 
 
 def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:

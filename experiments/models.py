@@ -36,13 +36,12 @@ class WideResNet(nn.Sequential):
     """
 
     def __init__(self, depth: int, width: int, classes: int = 10) -> None:
-        if (depth - 4) % 6:
-            raise ValueError(f"depth is {depth}; expected 6n + 4, such as 10, 16, 28 or 40")
+        blocks = _blocks(depth)
         channels = [16, 16 * width, 32 * width, 64 * width]
         layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
         for stage in range(3):
             inputs, outputs = channels[stage : stage + 2]
-            for k in range((depth - 4) // 6):
+            for k in range(blocks):
                 layers.append(_Residual(inputs if k == 0 else outputs, outputs, 2 if k == 0 and stage else 1))
         super().__init__(*layers, *_head(channels[-1], classes))
         _initialise(self)
@@ -67,12 +66,10 @@ class DenseNet(nn.Sequential):
     """
 
     def __init__(self, depth: int, growth: int, classes: int = 10) -> None:
-        if (depth - 4) % 6:
-            raise ValueError(f"depth is {depth}; expected 6n + 4, such as 10, 22 or 40")
-        channels = 2 * growth
+        blocks, channels = _blocks(depth), 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
         for stage in range(3):
-            for _ in range((depth - 4) // 6):
+            for _ in range(blocks):
                 layers.append(_Dense(channels, growth))
                 channels += growth
             if stage < 2:
@@ -108,6 +105,13 @@ class SentencePairBiLSTM(nn.Module):
     def forward(self, first: Tensor, first_lengths: Tensor, second: Tensor, second_lengths: Tensor) -> Tensor:
         u, v = self.encode(first, first_lengths), self.encode(second, second_lengths)
         return self.classifier(torch.cat([u, v, (u - v).abs(), u * v], 1))
+
+
+def _blocks(depth: int) -> int:
+    """In each of the three stages of a network."""
+    if (depth - 4) % 6:
+        raise ValueError(f"depth is {depth}; expected 6n + 4, such as 10, 16, 22, 28 or 40")
+    return (depth - 4) // 6
 
 
 def _activated(inputs: int, outputs: int, size: int) -> list[nn.Module]:

@@ -101,10 +101,10 @@ class Recipe:
 
 
 METRICS: dict[str, Callable[[], Any]] = {
-    "": lambda: metrics.Euclidean(),
-    "euclidean": lambda: metrics.Euclidean(),
-    "diagonal": lambda: metrics.Diagonal(),
-    "kronecker": lambda: metrics.Kronecker(),
+    "": metrics.Euclidean,
+    "euclidean": metrics.Euclidean,
+    "diagonal": metrics.Diagonal,
+    "kronecker": metrics.Kronecker,
 }
 
 
@@ -130,11 +130,12 @@ def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
 def peer(
     name: str, kind: Callable[[], Any], momentum: str = "", update: Any = after_backward, **options: Any
 ) -> Recipe:
-    """An optimizer of another package, and what it calls the momentum, if it has one."""
+    """Another's optimizer, and what it calls the momentum, if it has one; an option may depend on config and steps."""
 
-    def build(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
+    def build(c: Config, _: nn.Module, model: nn.Module, steps: int) -> Optimizer:
         given = {momentum: c.momentum} if momentum else {}
-        return kind()(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, **given, **options)
+        given |= {key: value(c, steps) if callable(value) else value for key, value in options.items()}
+        return kind()(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, **given)
 
     return Recipe(name, build, update)
 
@@ -144,19 +145,14 @@ def of(package: str, name: str) -> Callable[[], Any]:
     return lambda: getattr(load(package, extra="peers"), name)
 
 
-def sgd(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
-    return torch.optim.SGD(model.parameters(), c.lr, c.momentum, weight_decay=c.weight_decay, nesterov=c.momentum > 0)
-
-
 def alig(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
     """lr is the cap of its step. It has no weight decay (its authors constrain the norm instead): none is applied."""
     return load("pytorch_optimizer", extra="peers").AliG(model.parameters(), max_lr=c.lr, momentum=c.momentum)
 
 
-def schedule_free_adamw(c: Config, _: nn.Module, model: nn.Module, steps: int) -> Optimizer:
-    """With a warm-up, as its authors recommend: as long as that of AdamW's cosine."""
-    kind = load("schedulefree", extra="peers").AdamWScheduleFree
-    return kind(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, warmup_steps=round(WARM_UP * steps))
+def warm_up(_: Config, steps: int) -> int:
+    """As Schedule-Free AdamW's authors recommend: as long as that of AdamW's cosine."""
+    return round(WARM_UP * steps)
 
 
 OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, then those that it does not have
@@ -165,7 +161,7 @@ OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, th
     "amsgrad": peer("AMSGrad", lambda: torch.optim.Adam, amsgrad=True),
     "bpgrad": peer("BPGrad", lambda: BPGrad, "momentum", told_the_loss),
     "dfw": prox("DFW", SingleStepFW),
-    "sgd": Recipe("SGD", sgd),
+    "sgd": peer("SGD", lambda: torch.optim.SGD, "momentum", nesterov=lambda c, _: c.momentum > 0),
     "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
     "dfw-full": prox("DFW, γ ≡ 1", FullStep),
     "alig": Recipe("ALI-G", alig, told_a_number),
@@ -173,7 +169,7 @@ OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, th
     "prodigy": peer("Prodigy", of("prodigyopt", "Prodigy")),  # lr = 1 is its authors' setting for every task
     "schedulefree": peer("Schedule-Free", of("schedulefree", "SGDScheduleFree"), "momentum"),
     "adamw": peer("AdamW", lambda: torch.optim.AdamW),
-    "schedulefree-adamw": Recipe("Schedule-Free AdamW", schedule_free_adamw),
+    "schedulefree-adamw": peer("Schedule-Free AdamW", of("schedulefree", "AdamWScheduleFree"), warmup_steps=warm_up),
     "nadamw": peer("NAdamW", lambda: torch.optim.NAdam, decoupled_weight_decay=True),
     "soap": peer("SOAP", of("pytorch_optimizer", "SOAP"), max_precondition_dim=2048),  # of a vocabulary: a diagonal
     "muon": Recipe("Muon", lambda c, _, model, __: Muon(model, lr=c.lr, weight_decay=c.weight_decay)),

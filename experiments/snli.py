@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments.models import SentencePairBiLSTM
-from experiments.task import need
+from experiments.task import Samples, need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
@@ -33,7 +33,7 @@ Sentences = list[list[str]]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Samples):
     """Word ids ``[n, T]`` of both sentences, padded with 0, their lengths ``[n]``, and labels ``y [n]``."""
 
     first: Tensor
@@ -41,9 +41,6 @@ class Pairs:
     second: Tensor
     second_lengths: Tensor
     y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -117,25 +114,13 @@ def load(
     return train, val, test, vectors
 
 
-def take(split: Pairs, index: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def take(split: Pairs, index: Tensor, _: object = None) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The model's inputs and the labels at ``index``, padded to the longest sentence among them."""
     inputs = []
     for words, lengths in ((split.first, split.first_lengths), (split.second, split.second_lengths)):
         here = lengths[index]
         inputs += [words[index, : int(here.max())], here]
     return tuple(inputs), split.y[index]  # type: ignore[return-value]
-
-
-def batches(split: Pairs, batch: int, generator: torch.Generator, pool: int = 32) -> list[Tensor]:
-    """Random batches of similar lengths, each pair in one of them, for little padding.
-
-    The shuffled pairs are cut in pools of ``pool`` batches, sorted by the length of the first sentence within each, and
-    the batches shuffled. Not by the second: its length depends on the label, the first one's does not.
-    """
-    pools = torch.randperm(len(split), generator=generator).split(pool * batch)
-    lengths = split.first_lengths
-    cut = [part for some in pools for part in some[lengths[some].argsort(stable=True)].split(batch)]
-    return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
 
 
 class WordPairModel(SentencePairBiLSTM):

@@ -28,7 +28,8 @@ class Study:
 
     ``by`` names the values that decide: the weights' own (""), those of averages, by their decay, or the best of all
     ("any"). Where they do not agree, the choice of each is run. With ``growth``, the factor between two η, the grid of
-    a method grows while its best η is at an edge.
+    a method grows while its best η is at an edge. With ``turns`` the runs take turns, an epoch each: whenever the study
+    is stopped, all have had the same time.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Study:
     seeds: tuple[int, ...] = (1, 2)
     by: tuple[str, ...] = ("",)
     growth: float = 0.0
+    turns: bool = False
 
     def with_seeds(self, seeds: Iterable[int]) -> Study:
         """The study with these seeds of the chosen runs; where nothing is chosen, with its runs of these seeds."""
@@ -47,7 +49,8 @@ class Study:
     def changed(self, **entries: Any) -> Study:
         """The study with these entries of the configs of its grid, those that are given."""
         given = {name: value for name, value in entries.items() if value}
-        return replace(self, grid=tuple(replace(run, **given) for run in self.grid))
+        epochs = given.get("epochs", self.epochs)
+        return replace(self, grid=tuple(replace(run, **given) for run in self.grid), epochs=epochs)
 
     def chosen(self, curves: dict[Config, list[Line]]) -> tuple[Config, ...]:
         """The runs that validation chose: by the best epoch of each run of the grid, as the paper does."""
@@ -186,13 +189,10 @@ def unchosen(name: str, data: str) -> Study:
     ``decay-bike``, …: what weight decay adds to it, in complete runs. Validation only.
     """
     kind, _, task = name.partition("-")
-    base, epochs = base_of(task, data)
-    if kind == "fixed":
-        return Study(name, grid(replace(base, epochs=epochs, test=True), kind, seed=(1, 2, 3)), epochs, seeds=())
-    if kind == "decay":
-        return Study(name, grid(replace(base, epochs=epochs), kind, seed=(1,)), epochs, seeds=())
-    base = replace(base, epochs=SHORT.get(task, base.epochs))
-    return Study(name, grid(base, kind), base.epochs, seeds=())
+    base, whole = base_of(task, data)
+    epochs = whole if kind in ("fixed", "decay") else SHORT.get(task, base.epochs)
+    seeds = {"fixed": (1, 2, 3), "decay": (1,)}.get(kind, (base.seed,))
+    return Study(name, grid(replace(base, epochs=epochs, test=kind == "fixed"), kind, seed=seeds), epochs, seeds=())
 
 
 def ablation(name: str, data: str) -> Study:
@@ -288,7 +288,7 @@ def cifar_paper(name: str, data: str) -> Study:
     dataset, network, *augmented = name.split("-")
     wrn = network == "wrn"
     model, epochs, batch = ("wrn-40-4", 200, 128) if wrn else ("densenet-40-40", 300, 64)
-    base = Config(data=data, dataset=dataset, model=model, epochs=epochs, augment=bool(augmented), device="cuda")
+    base = Config(data, dataset, model, epochs=epochs, augment=bool(augmented), device="cuda")
     decays = (1e-4, 5e-4) if wrn else (1e-4,)
     tried, batches = ("paper-augmented", (batch, 2 * batch, 4 * batch)) if augmented else ("paper", (batch,))
     runs = grid(base, tried, weight_decay=decays, batch=batches)
@@ -309,6 +309,18 @@ def lm_paper(name: str, data: str) -> Study:
     return replace(small, grid=tuple(replace(run, **bigger) for run in small.grid), epochs=5)
 
 
+NIGHTS = {  # the paper's networks and batches, on as much data as a night on two cores allows
+    "night-wrn": {"dataset": "cifar10", "model": "wrn-40-4", **WRN, "epochs": 20},
+    "night-bilstm": {"dataset": "snli", **BILSTM, "model": "bilstm-2048-100", "images": 20_000, "epochs": 10},
+}
+
+
+def night(name: str, data: str) -> Study:
+    """DFW and SGD at the paper's setting, and ours with nothing set, in turns, on a CPU; nothing is chosen."""
+    base = Config(data=data, averages=AVERAGE, seed=1, test=True, **NIGHTS[name] | {"precision": "float32"})
+    return Study(name, grid(base, name), base.epochs, seeds=(), turns=True)
+
+
 Maker = Callable[[str, str], Study]
 TASKS = (*PLANS, *STRUCTURED)
 SMALL: dict[str, Maker] = dict.fromkeys(PLANS, evidence)
@@ -320,7 +332,7 @@ PAPER: dict[str, Maker] = {
     f"{dataset}-{network}{augmented}": cifar_paper
     for dataset, network, augmented in product(("cifar10", "cifar100"), ("wrn", "densenet"), ("", "-augmented"))
 }
-PAPER |= {"snli": snli_paper, "lm": lm_paper}
+PAPER |= {"snli": snli_paper, "lm": lm_paper} | dict.fromkeys(NIGHTS, night)
 SCALES = {"small": SMALL, "paper": PAPER, "tuned": dict.fromkeys(STRUCTURED, tuned)}
 
 

@@ -33,7 +33,7 @@ from experiments.report import tables
 from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
 
-PAUSE = 2.0  # seconds between two looks at the runs of other workers
+PAUSE = 2.0  # seconds between two checks of the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
 
@@ -57,6 +57,11 @@ class Sweep:
     def result(self, run: Config) -> Result | None:
         return self.known.get(asked(run)) or folder.result(self.out / name_of(run))
 
+    def epochs(self, run: Config) -> int:
+        """How many of them are done."""
+        found = self.result(run) or folder.so_far(self.out / name_of(run))
+        return len(found["curve"]) if found else 0
+
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
         grid = list(self.study.grid)
@@ -70,9 +75,10 @@ class Sweep:
             return [*results, *self.finish(self.study.chosen(curves))]
 
     def so_far(self) -> list[Result]:
-        """The results of the runs that are done, those of the grid first."""
-        found = [json.loads(file.read_text()) for file in sorted(self.out.glob("*/result.json"))]
-        return sorted(found, key=lambda result: result["config"]["test"])
+        """The results of the runs that are done, those of the grid first; where they take turns, of all so far."""
+        found = [folder.so_far(file.parent) for file in sorted(self.out.glob("*/config.json"))]
+        wanted = [result for result in found if result is not None and (self.study.turns or done(result))]
+        return sorted(wanted, key=lambda result: result["config"]["test"])
 
     def finish(self, runs: Sequence[Config]) -> list[Result]:
         """Run what has no result yet, until all have one, from this worker or from others."""
@@ -80,7 +86,10 @@ class Sweep:
         number = {run: k for k, run in enumerate(self._runs, 1)}
         self.bar.total = sum(run.epochs for run in number)
         while waiting := [run for run in runs if self.result(run) is None]:
-            self.bar.n = self.bar.total - sum(run.epochs for run in waiting)
+            epochs = {run: self.epochs(run) for run in number}
+            self.bar.n = sum(epochs.values())
+            fewest = min(epochs[run] for run in waiting)
+            waiting = [run for run in waiting if epochs[run] == fewest or not self.study.turns]
             taken = [self._take(run, f"run {number[run]} of {len(number)}, {title(run)}") for run in waiting]
             if not any(taken):
                 time.sleep(PAUSE)  # others are at work on the rest
@@ -98,10 +107,18 @@ class Sweep:
                 self.bar.set_description(name)
                 if self.bar.disable and not self.quiet:
                     print(name, flush=True)
-                train.run(run, at, lambda _: self.bar.update(), until=self.until)
+                until = -math.inf if self.study.turns else self.until  # an epoch
+                train.run(run, at, lambda _: self.bar.update(), until=until)
         except Timeout:
             return False
+        except train.TimeUp:
+            if not self.study.turns:
+                raise
         return True
+
+
+def done(result: Result) -> bool:
+    return len(result["curve"]) == result["config"]["epochs"]
 
 
 def name_of(config: Config) -> str:
@@ -118,6 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with OMP_NUM_THREADS threads")
     parser.add_argument("--seeds", type=int, nargs="+", help="for the chosen runs or, if nothing is chosen, for all")
+    parser.add_argument("--epochs", type=int, help="of every run; default: the study's")
+    parser.add_argument("--images", type=int, help="training samples of every run; default: the study's")
     parser.add_argument("--precision", help="float32 or bfloat16; default: the study's")
     parser.add_argument("--compile", help="a backend of torch.compile, such as inductor")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command resumes")
@@ -135,9 +154,10 @@ def main(args: argparse.Namespace) -> None:
     if args.seeds is not None:
         study = study.with_seeds(args.seeds)
     study = study.changed(precision=args.precision, compile=args.compile, records=tuple(args.records or ()))
+    study = study.changed(epochs=args.epochs, images=args.images)
     file = args.results / args.scale / f"{study.name}.jsonl"
     lines = file.read_text().splitlines() if args.go_on and file.exists() else []
-    known = {asked(from_dict(result["config"])): result for result in map(json.loads, lines)}
+    known = {asked(from_dict(result["config"])): result for result in filter(done, map(json.loads, lines))}
     until = time.monotonic() + 3600 * args.hours
     sweep = Sweep(study, args.out / args.scale / study.name, until, known, args.quiet)
     sweep.out.mkdir(parents=True, exist_ok=True)
@@ -157,6 +177,8 @@ def main(args: argparse.Namespace) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write(file, "".join(json.dumps({"study": study.name, **result}) + "\n" for result in results))
     print(f"{len(results)} runs in {file}")
+    if study.turns and results:
+        print(tables.progress(study.name, read(file.parent)[study.name]).markdown())
 
 
 def alias(pattern: str, scale: str = "small", words: Sequence[str] | None = None) -> None:

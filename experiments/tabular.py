@@ -12,7 +12,7 @@ from pandas import DataFrame, read_csv
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from experiments.task import need
+from experiments.task import Samples, need
 
 CALIFORNIA = [  # the columns of the files, the target last
     *("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"),
@@ -29,7 +29,7 @@ HOW = {
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Samples):
     """Features ``x [n, d]`` and target ``y [n, 1]`` in float32; the target's own unit is ``centre + scale · y``.
 
     The mean absolute error in that unit is ``scale`` times the one of y.
@@ -40,8 +40,8 @@ class Table:
     centre: float
     scale: float
 
-    def __len__(self) -> int:
-        return len(self.y)
+    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor], Tensor]:
+        return (self.x[index],), self.y[index]
 
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:

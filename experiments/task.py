@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ Tensors = Tensor | tuple[Tensor, ...]
 def each(f: Callable[[Tensor], Tensor], value: Tensors) -> Any:
     """``f`` of a tensor, or of each of several."""
     return f(value) if isinstance(value, Tensor) else tuple(f(part) for part in value)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The columns of a split, all of one length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,16 @@ class Task:
 def indices(n: int, size: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
     """Random batches of ``size`` of n samples."""
     return torch.randperm(n, generator=generator).split(size)
+
+
+def similar(lengths: Tensor, size: int, generator: torch.Generator, pool: int) -> list[Tensor]:
+    """Random batches of samples of similar length, for little padding.
+
+    The shuffled samples are cut in pools of ``pool`` batches, sorted by length within each, and the batches shuffled.
+    """
+    pools = torch.randperm(len(lengths), generator=generator).split(pool * size)
+    cut = [part for some in pools for part in some[lengths[some].argsort(stable=True)].split(size)]
+    return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
 
 
 def need(path: Path, how: str) -> Path:

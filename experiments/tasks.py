@@ -13,7 +13,7 @@ from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
 from experiments.models import DenseNet, WideResNet
 from experiments.structured import camvid, chunking, matching, ocr, parsing, segments, sentences
-from experiments.task import Task
+from experiments.task import Task, similar
 
 
 def right(output: Tensor, y: Tensor) -> Tensor:
@@ -46,6 +46,7 @@ def images(config: Config) -> Task:
 
 PAIR_MODELS = {  # hidden and layer's units, word vectors
     "bilstm-2048": (2048, 512, "glove.840B.300d.txt"),
+    "bilstm-2048-100": (2048, 512, "glove.6B.100d.txt"),  # the paper's, on the smaller vectors
     "bilstm-128": (128, 128, "glove.6B.100d.txt"),
 }
 
@@ -57,9 +58,10 @@ def sentence_pairs(config: Config) -> Task:
     return Task(
         *(train, val, test),
         network=lambda: snli.WordPairModel(vectors, hidden, layer),
-        take=lambda split, index, _: snli.take(split, index),
+        take=snli.take,
         score=right,
-        batches=lambda size, generator: snli.batches(train, size, generator),
+        # not by the second sentence: its length depends on the label, the first one's does not
+        batches=lambda size, generator: similar(train.first_lengths, size, generator, pool=32),
     )
 
 
@@ -70,7 +72,7 @@ def rows(config: Config) -> Task:
     return Task(
         *(train, val, test),
         network=lambda: tabular.mlp(train.x.shape[1]),
-        take=lambda split, index, _: ((split.x[index],), split.y[index]),
+        take=tabular.Table.take,
         score=lambda output, y: train.scale * (output - y).abs().sum(1),
         measure="mae",
     )
@@ -84,7 +86,7 @@ def digits(config: Config) -> Task:
     return Task(
         *parts,
         network=lambda: nn.Sequential(tabular.mlp(64)[:-1], nn.Linear(128, 10)),
-        take=lambda split, index, _: ((split.x[index],), split.y[index]),
+        take=tabular.Table.take,
         score=right,
     )
 
@@ -114,13 +116,9 @@ TASKS: dict[str, Callable[[Config], Task]] = {
     "lm": characters,
     "ocr-small": lambda config: ocr.task("small", config.model, Path(config.data)),
     "ocr-large": lambda config: ocr.task("large", config.model, Path(config.data)),
-    "chunking": lambda config: chunking.task(Path(config.data)),
-    "camvid": lambda config: camvid.task(Path(config.data)),
-    "segments": lambda config: segments.task(Path(config.data)),
-    "matching": lambda config: matching.task(Path(config.data)),
-    "parsing": lambda config: parsing.task(Path(config.data)),
-    "sentences": lambda config: sentences.task(Path(config.data)),
 }
+for module in (chunking, camvid, segments, matching, parsing, sentences):
+    TASKS[module.__name__.rpartition(".")[2]] = lambda config, task=module.task: task(Path(config.data))
 
 
 def task_of(config: Config) -> Task:

@@ -174,19 +174,15 @@ def steps(training: Training, network: nn.Module, epoch: int) -> Iterator[tuple[
 def _judge(training: Training, last: bool) -> Line:
     """Validation of the weights and of their averages; after the last epoch the test set, if requested."""
     config, task, best = training.config, training.task, training.best
-    line: Line = {}
-    model = judged(training)
-    line["val"] = best.look("", model, evaluate(config, task, model, task.val))
-    means = training.averages.items()
-    if means:
-        line["val_averaged"] = {k: best.look(k, m.module, evaluate(config, task, m.module, task.val)) for k, m in means}
+    ends = {"": judged(training)} | {form: mean.module for form, mean in training.averages.items()}
+    values = {form: best.update(form, end, evaluate(config, task, end, task.val)) for form, end in ends.items()}
+    line: Line = {"val": values.pop("")} | ({"val_averaged": values} if values else {})
     if training.schedule is not None:
         training.schedule.after_epoch(line["val"])
     if config.test and last:  # the test set is read once, with the weights that validation preferred and with the last
-        ends = {"": model} | {k: mean.module for k, mean in means}
         chosen = {k: best.load(k, copy.deepcopy(end)) for k, end in ends.items()}
         found = {k: measures(config, task, end, task.test) for k, end in chosen.items()}
-        tests = {k: first(values) for k, values in found.items()}
+        tests = {k: next(iter(values.values())) for k, values in found.items()}
         line["test"], line["test_averaged"] = tests.pop(""), tests
         line |= {"test_measures": found} if len(found[""]) > 1 else {}
         line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
@@ -224,13 +220,9 @@ def measures(config: Config, task: Task, model: nn.Module, split: Any) -> dict[s
     return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)}
 
 
-def first(values: dict[str, float]) -> float:
-    return next(iter(values.values()))
-
-
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     """What validation compares."""
-    return first(measures(config, task, model, split))
+    return next(iter(measures(config, task, model, split).values()))
 
 
 def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:
@@ -293,7 +285,7 @@ class Best:
         self.values: dict[str, float] = {}
         self.weights: dict[str, dict[str, Tensor]] = {}
 
-    def look(self, name: str, model: nn.Module, value: float) -> float:
+    def update(self, name: str, model: nn.Module, value: float) -> float:
         """Keep the model if it is better than all before; nan never is."""
         if not math.isnan(value) and self.better(value, self.values.get(name, value)) == value:
             self.values[name] = value

@@ -27,7 +27,8 @@ def predicted(run: Path, data: Path) -> tuple[list[str], Arcs, Arcs]:
     folder.resume(run, training.parts)
     decode, model = StructuredHinge(parsing.structure_of(given.loss)).decode, training.model.eval()
     split = parsing.splits(data)
-    names, sentences = parsing.Vocabulary(split["train"]).names, sorted(split["test"], key=parsing.by_length)
+    names = ["?", *sorted({relation for sentence in split["train"] for relation in sentence.relations})]
+    sentences = sorted(split["test"], key=parsing.by_length)
     for at, sentence in enumerate(sentences):
         if 9 <= len(sentence.words) <= 13 and sentence.words[0].istitle():
             inputs, (*_, lengths) = parsing.take(training.task.test, [at])

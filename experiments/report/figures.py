@@ -250,7 +250,7 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
     return figure
 
 
-ORDER = ("decades-digits", "decades-california")  # an interpolating task and one that is not
+FIRST = ("decades-digits", "decades-california")  # an interpolating task and one that is not
 DECADES = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
 
 
@@ -279,7 +279,7 @@ def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn, and the study it belongs to."""
+    """A figure that can be drawn, and the study it belongs to, if there is one."""
 
     name: str
     study: str
@@ -292,40 +292,30 @@ class Drawing:
 
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
-    found = []
-    of = {
-        kind: {name: runs for name, runs in results.items() if name.startswith(kind)}
-        for kind in ("ablation-", "decades-")
-    }
-    if studies := of["ablation-"]:
-        found.append(Drawing("gamma", "", partial(gamma, studies)))
-    if studies := dict(
-        sorted(of["decades-"].items(), key=lambda item: ORDER.index(item[0]) if item[0] in ORDER else len(ORDER))
-    ):
-        first = dict(list(studies.items())[:2])
-        found += [
-            Drawing("decades", "", partial(decades, first)),
-            Drawing("decades-all", "", partial(decades, studies)),
-        ]
-        found.append(Drawing("decades-last", "", partial(decades, studies, averaged=False)))
+    found: dict[str, Drawing] = {}
+
+    def add(name: str, study: str, draw: Callable[..., Figure], *given: Any, **options: Any) -> None:
+        found[name] = Drawing(name, study, partial(draw, *given, **options))
+
+    ablations, etas = ({n: results[n] for n in results if names.kind(n) == kind} for kind in ("ablation", "decades"))
+    etas = {name: etas[name] for name in (*FIRST, *etas) if name in etas}
+    if ablations:
+        add("gamma", "", gamma, ablations)
+    if etas:
+        add("decades", "", decades, dict(list(etas.items())[:2]))
+        add("decades-all", "", decades, etas)
+        add("decades-last", "", decades, etas, averaged=False)
     for study, runs in results.items():
-        for kind, (draw, shown) in _possible(study, runs).items():
-            name = kind if study == kind else f"{kind}-{study}"
-            found.append(Drawing(name, study, partial(draw, names.study(study), shown)))
-    return {drawing.name: drawing for drawing in found}
-
-
-def _possible(study: str, runs: DataFrame) -> dict[str, tuple[Callable[[str, DataFrame], Figure], DataFrame]]:
-    """The kinds of figures that a study allows, with the runs that each shows."""
-    if study.split("-")[0] in names.KINDS or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
-        return {}  # they have tables in common; the structured tasks measure nothing but validation
-    possible: dict[str, Any] = {}
-    if any(len(line) > 1 for line in along_eta(grid(runs)).values()):
-        possible["sensitivity"] = sensitivity, grid(runs)
-    if study != "sensitivity":
-        possible["errors"] = errors, runs
-        possible |= {"step-size": (step_size, runs)} if (runs.optimizer == "dfw").any() else {}
-    return possible
+        title, tried = names.study(study), grid(runs)
+        if names.kind(study) or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
+            continue  # they have tables in common; the structured tasks measure nothing but validation
+        if any(len(line) > 1 for line in along_eta(tried).values()):
+            add("sensitivity" if study == "sensitivity" else f"sensitivity-{study}", study, sensitivity, title, tried)
+        if study != "sensitivity":
+            add(f"errors-{study}", study, errors, title, runs)
+            if (runs.optimizer == "dfw").any():
+                add(f"step-size-{study}", study, step_size, title, runs)
+    return found
 
 
 @STYLE

@@ -8,43 +8,12 @@ from pandas import DataFrame
 
 from experiments import optimizers
 from experiments.config import Config, Method
-from experiments.report.results import Candidate
+from experiments.report.results import WORDS, Candidate
 from experiments.studies import settings
 
 OPTIMIZERS = {key: recipe.name for key, recipe in optimizers.OPTIMIZERS.items()} | {"sgd*": "SGD*"}
-LOSSES = {"smooth-hinge": "smoothed hinge", "ce": "cross-entropy", "l1": "ℓ1"}
-STUDIES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "snli": "SNLI",
-    "california": "California housing",
-    "bike": "Bike sharing",
-    "digits": "Digits",
-    "sensitivity": "Sensitivity to η",
-    "averaging": "Averaged weights",
-    "lm": "Language model",
-    "ocr": "OCR letters",
-    "chunking": "Chunking",
-    "camvid": "CamVid",
-    "fixed": "One fixed setting",
-    "ablation": "Ablation",
-    "factors": "What each part is worth",
-    "decades": "Five decades of η",
-    "decay": "Weight decay",
-    "first": "First runs",
-    "sentences": "kinds of chunks",
-    "parsing": "Dependency parsing",
-    "segments": "chunks as segments",
-    "matching": "letters in order",
-}
-PARTS = {"wrn": "WRN", "densenet": "DenseNet", "bilstm": "BiLSTM", "augmented": "with augmentation"} | STUDIES
-KINDS = (
-    "fixed",
-    "ablation",
-    "factors",
-    "decades",
-    "decay",
-)  # studies of all tasks, which have tables and figures in common
+LOSSES, STUDIES = WORDS["losses"].to_dict(), WORDS["studies"].to_dict()
+KINDS = ("fixed", "ablation", "factors", "decades", "decay", "night")  # which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"
 BASELINE = "AdamW, constant"  # whose training time the others have
@@ -78,7 +47,7 @@ def recommended(config: Config, averaged: bool = False) -> str:
     if method.optimizer != "dfw":
         fixed = (s for s in settings("fixed") if s["optimizer"] == method.optimizer)
         first = next((s["lr"] for s in fixed if s.get("schedule", "") == config.schedule), config.lr)
-        said += f", lr = {config.lr:g}" if config.lr != first else ""
+        said += f", lr = {config.lr:g}" * (config.lr != first)
     elif config.memory:
         said = "proxsvm, nothing set" if (method.metric, method.auto) == ("kronecker", True) else f"{said}, memory"
     elif not method.auto:
@@ -96,9 +65,14 @@ def study(name: str) -> str:
     >>> study("cifar10"), study("cifar100-wrn-augmented"), study("fixed-lm")
     ('CIFAR-10', 'CIFAR-100, WRN, with augmentation', 'Language model')
     """
-    kind, _, task = name.partition("-")
-    parts = (task if task and kind in KINDS else name).split("-")
-    return ", ".join(PARTS.get(part, part) for part in parts)
+    task = name.partition("-")[2] if kind(name) else ""
+    return ", ".join(STUDIES.get(part, part) for part in (task or name).split("-"))
+
+
+def kind(study: str) -> str:
+    """``fixed``, ``ablation``, … for the studies that have tables and figures in common."""
+    first = study.partition("-")[0]
+    return first if first in KINDS else ""
 
 
 def count(number: int, noun: str) -> str:

@@ -11,6 +11,7 @@ import argparse
 import base64
 import re
 import shlex
+from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,9 @@ from pandas import DataFrame
 from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
-from experiments.report.results import SCORES, Results, plain, read, read_costs, together
+from experiments.report.results import Results, plain, read, read_costs, together
 from experiments.report.tables import Bold
-from experiments.studies import EVIDENCE, SMALL
+from experiments.studies import EVIDENCE, SMALL, STRUCTURED
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
@@ -39,8 +40,8 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     environment.filters["drawn"] = lambda drawing: base64.b64encode(png(drawing.draw())).decode()
     environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
-    there = {_kind(name) or name for name in scales["small"]}
-    missing = dict.fromkeys(names.study(kind) for name in SMALL if (kind := _kind(name) or name) not in there)
+    there = {names.kind(name) or name for name in scales["small"]}
+    missing = dict.fromkeys(names.study(kind) for name in SMALL if (kind := names.kind(name) or name) not in there)
     return environment.get_template("page.html").render(
         title=TITLE,
         scales=scales,
@@ -54,33 +55,27 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     )
 
 
-def _kind(study: str) -> str:
-    """``fixed``, ``ablation``, … for the studies that have tables and figures in common."""
-    kind = study.partition("-")[0]
-    return kind if kind in names.KINDS else ""
-
-
 def of_kind(results: Results, kind: str) -> Results:
     """The studies of a kind; "evidence" are those in which everyone is tuned."""
     if kind == "evidence":
-        return {name: results[name] for name in (*EVIDENCE, *SCORES) if name in results}
-    return {name: runs for name, runs in results.items() if _kind(name) == kind}
+        return {name: results[name] for name in (*EVIDENCE, *STRUCTURED, "parsing") if name in results}
+    return {name: runs for name, runs in results.items() if names.kind(name) == kind}
 
 
-def filled(text: str, studies: Results, costs: DataFrame) -> str:
-    """A Markdown text with its tables rewritten, each between ``<!-- KIND STUDY… -->`` and ``<!-- end -->``."""
-    kinds = "|".join((*KINDS, *TOGETHER, "fixed", "timed"))
-    marked = re.compile(rf"(<!-- ({kinds}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, costs, m[2])}\n\n{m[4]}", text)
-
-
-KINDS = {"study": tables.study, "settings": tables.every_setting, "averages": tables.averages}
-TOGETHER = {  # tables of several studies
+TABLES: dict[str, Callable[..., tables.Table]] = {  # of one study, by its name and its runs
+    "study": tables.study,
+    "progress": tables.progress,
+    "settings": tables.every_setting,
+    "averages": tables.averages,
+}
+TOGETHER: dict[str, Callable[..., tables.Table]] = {  # of several studies
     "beside": tables.beside,
     "ranks": tables.ranks,
     "tuned": tables.tuned,
     "gammas": tables.gammas,
     "ablation": tables.ablation,
+    "fixed": tables.fixed,
+    "timed": tables.timed,
     "last": partial(tables.fixed, value="test_last"),
     "best-epoch": partial(tables.fixed, value="val"),
     "last-epoch": partial(tables.fixed, value="last"),
@@ -89,17 +84,22 @@ TOGETHER = {  # tables of several studies
 }
 
 
-def _markdown(named: str, studies: Results, costs: DataFrame, kind: str = "study") -> str:
-    for name in named.split():
-        if name not in studies:
-            there = ", ".join(studies)
-            raise SystemExit(f"there are no results of a study named {name!r}; there are results of: {there}")
-    if kind in KINDS:
-        table = KINDS[kind](named, studies[named])
+def filled(text: str, studies: Results, costs: DataFrame) -> str:
+    """A Markdown text with its tables rewritten, each between ``<!-- KIND STUDY… -->`` and ``<!-- end -->``."""
+    marked = re.compile(rf"(<!-- ({'|'.join(TABLES | TOGETHER)}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, costs, m[2])}\n\n{m[4]}", text)
+
+
+def _markdown(named: str, studies: Results, costs: DataFrame, kind: str) -> str:
+    asked = {name: studies.get(name) for name in named.split()}
+    for name in (name for name, runs in asked.items() if runs is None):
+        there = ", ".join(studies)
+        raise SystemExit(f"there are no results of a study named {name!r}; there are results of: {there}")
+    if kind in TABLES:
+        table = TABLES[kind](named, asked[named])
         return f"{table.markdown()}\n\n{table.note}"
-    asked = {name: studies[name] for name in named.split()}
-    together = TOGETHER | {"fixed": partial(tables.fixed, tuned=studies), "timed": partial(tables.timed, costs=costs)}
-    return together[kind](asked).markdown()
+    given = {"fixed": {"tuned": studies}, "timed": {"costs": costs}}.get(kind, {})
+    return TOGETHER[kind](asked, **given).markdown()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +120,8 @@ def main(args: argparse.Namespace) -> None:
         print(args.into)
         return
     if args.markdown:
-        print(_markdown(args.markdown, found[args.scale], costs))
+        kind = "progress" if names.kind(args.markdown) == "night" else "study"
+        print(_markdown(args.markdown, found[args.scale], costs, kind))
         return
     scales = {scale: results for scale, results in found.items() if results or scale == "small"}
     changed = [] if folder == Path("experiments/results") else ["--results", str(folder)]

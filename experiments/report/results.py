@@ -21,11 +21,9 @@ from pandas import DataFrame, Series, concat, read_csv
 
 from experiments.config import from_dict
 from experiments.optimizers import OPTIMIZERS
+from experiments.studies import LOWER
 
-ERRORS = {"california": "MAE", "bike": "MAE", "lm": "nats per character"}
-SCORES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %", "chunking": "F1, %", "camvid": "IoU, %"}
-SCORES |= {"sentences": "mean average precision, %", "parsing": "labelled attachment, %"}
-SCORES |= {"segments": "F1, %", "matching": "letters right, %"}
+WORDS = read_csv(Path(__file__).with_name("names.csv"), comment="#").set_index(["kind", "name"]).text
 TASK = ("dataset", "model", "images", "held", "augment")  # settings are compared only within one task
 NOT_A_CHOICE = ("epochs", "seed", "averages", "test", "optimizer", "loss", "metric", "average", *TASK)
 NOT_A_CHOICE += ("device", "precision", "data", "records", "compile")  # where and how it was computed
@@ -57,9 +55,16 @@ def read_costs(file: Path) -> DataFrame:
 
 
 def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of one run: the row of its weights (decay "") and of each average; a test value of inf: it diverged."""
+    """Of one run: the row of its weights (decay "") and of each average.
+
+    A test value is nan if it was not read, and inf if the run diverged.
+    """
+
+    def tested(value: float | None) -> float:
+        return math.nan if value is None else value if math.isfinite(value) else math.inf
+
     config, curve = from_dict(line["config"]), [_epoch(point) for point in line["curve"]]
-    lower = config.dataset in ERRORS
+    lower = config.dataset in LOWER
     entries = asdict(config)
     setting = [(k, v) for k, v in sorted(entries.items()) if k not in NOT_A_CHOICE and (v or k != "memory")]
     tests = {"": line["test"]} | (line.get("test_averaged") or {})
@@ -79,18 +84,14 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "decay": decay,
             "lower": lower,
             "val": (min if lower else max)(finite) if math.isfinite(values[-1]) else math.nan,
+            "values": values,  # by epoch
             "last": values[-1],
-            "test": _test(tests.get(decay)),
-            "test_last": _test(ends.get(decay)),
+            "test": tested(tests.get(decay)),
+            "test_last": tested(ends.get(decay)),
             "read": line["test"] is not None,
             "config": config,
             "curve": curve,
         }
-
-
-def _test(value: float | None) -> float:
-    """nan if it was not read, inf if the run diverged."""
-    return math.nan if value is None else value if math.isfinite(value) else math.inf
 
 
 def _epoch(point: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _epoch(point: dict[str, Any]) -> dict[str, Any]:
 
 def unit(runs: DataFrame) -> str:
     """What validation measures."""
-    return (ERRORS | SCORES).get(runs.config.iloc[0].dataset, "accuracy, %")
+    return WORDS["units"].get(runs.config.iloc[0].dataset, "accuracy, %")
 
 
 def plain(runs: DataFrame) -> DataFrame:
@@ -115,9 +116,10 @@ class Candidate:
 
     def __init__(self, runs: DataFrame) -> None:
         self.runs = runs.sort_values("seed")
+        self.first = self.runs.iloc[0]
 
     def __getattr__(self, column: str) -> Any:
-        return self.runs[column].iloc[0]
+        return self.first[column]
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -187,7 +189,8 @@ def grid(runs: DataFrame) -> DataFrame:
 
 def preferred(candidate: Candidate, runs: DataFrame) -> Candidate | None:
     """What the grid of the same method prefers, where that is not the setting that was run to the end."""
-    pool = [c for c in candidates(grid(runs), averaged=bool(candidate.decay)) if c.method == candidate.method]
+    tried = grid(runs)
+    pool = candidates(tried[[method == candidate.method for method in tried.method]], averaged=bool(candidate.decay))
     top = best(pool) if pool else None
     return None if top is None or top.setting == candidate.setting else top
 

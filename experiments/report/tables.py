@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame, Series, read_csv
+from pandas import DataFrame, Series, concat, read_csv
 
 from experiments.report import names, results
 from experiments.report.results import Candidate, Results, best, candidates, choose, final, grid, spread, unit
@@ -138,6 +139,20 @@ def beside(studies: Results) -> Table:
     return table
 
 
+def progress(name: str, runs: DataFrame) -> Table:
+    """Where runs that take turns are, after the epochs that all of them have."""
+    epochs = min(map(len, runs.curve))
+    table = Table(names.study(name), ["", "epochs", "training loss", f"validation ({unit(runs)})", "the best so far"])
+    for averaged in (False, True):
+        for c in candidates(runs, averaged):
+            best, last = min if c.lower else max, c.curve[epochs - 1]
+            values = c.values[:epochs]
+            cells = [f"{epochs} of {c.epochs}", f"{last['train_loss']:.4f}", _cell(values[-1], c.lower)]
+            table.rows.append([names.recommended(c.config, averaged), *cells, _cell(best(values), c.lower)])
+    table.note = "The training loss is each method's own, over the last epoch."
+    return table
+
+
 # One setting for all tasks.
 
 VALUES = {
@@ -219,10 +234,9 @@ def timed(studies: Results, costs: DataFrame) -> Table:
 
 def _until(run: Any, ratio: float) -> float:
     """The best validation value within 1 / ratio of the run's epochs, or all of them; inf if it finished none."""
-    values = [epoch["val_averaged"][run.decay] if run.decay else epoch["val"] for epoch in run.curve]
-    part, done = math.modf(min(len(values) / ratio, len(values)))
-    seen, after = values[: int(done)], values[int(done) :]
-    if not seen or not all(map(math.isfinite, values)):
+    part, done = math.modf(min(len(run.values) / ratio, len(run.values)))
+    seen, after = run.values[: int(done)], run.values[int(done) :]
+    if not seen or not all(map(math.isfinite, run.values)):
         return math.inf
     seen += [seen[-1] + part * (after[0] - seen[-1])] if after else []
     return (min if run.lower else max)(seen)
@@ -238,17 +252,24 @@ def ranks(studies: Results) -> Table:
     return Table(title, ["", "mean rank", "worst error, relative to the best"], list(rows.values())[:6])
 
 
+def _by_task(title: str, head: str, studies: Results, column: Callable[[DataFrame, bool], Series]) -> Table:
+    """A column of cells for each study, with a row wherever one has a cell."""
+    columns = [column(runs, bool(runs.lower.iloc[0])) for runs in studies.values()]
+    cells = concat(columns, axis=1, sort=False).fillna("—")
+    return Table(title, [head, *map(names.study, studies)], cells.reset_index().to_numpy().tolist())
+
+
 def factors(studies: Results) -> Table:
     """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
-    columns = []
-    for runs in studies.values():
-        lower = bool(runs.lower.iloc[0])
+
+    def column(runs: DataFrame, lower: bool) -> Series:
         groups = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False)
-        columns.append({name: _cell(v, lower) for name, v in groups.val.agg("min" if lower else "max").items()})
-    parts = dict.fromkeys(name for column in columns for name in column if ", " not in name)  # not two of them
-    rows = [[name, *(column.get(name, "—") for column in columns)] for name in parts]
-    note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
-    return Table("What each part is worth", ["", *map(names.study, studies)], rows, note)
+        found = groups.val.agg("min" if lower else "max").map(lambda value: _cell(value, lower))
+        return found[~found.index.str.contains(", ")]  # not two parts
+
+    table = _by_task("What each part is worth", "", studies, column)
+    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
+    return table
 
 
 def _changed(run: Any) -> str:
@@ -267,14 +288,14 @@ def _changed(run: Any) -> str:
 
 def decay(studies: Results) -> Table:
     """What weight decay adds to "nothing set": validation of the best epoch and, in brackets, of the last."""
-    columns = []
-    for runs in studies.values():
-        lower = bool(runs.lower.iloc[0])
+
+    def column(runs: DataFrame, lower: bool) -> Series:
         shown = [f"{_cell(run.val, lower)} ({_cell(run.last, lower)})" for run in runs.itertuples()]
-        columns.append(dict(zip([config.weight_decay for config in runs.config], shown, strict=True)))
-    found = sorted({value for column in columns for value in column})
-    rows = [[f"{value:g}", *(column.get(value, "—") for column in columns)] for value in found]
-    return Table("Weight decay", ["weight decay", *map(names.study, studies)], rows)
+        return Series(shown, [f"{config.weight_decay:g}" for config in runs.config])
+
+    table = _by_task("Weight decay", "weight decay", studies, column)
+    table.rows.sort(key=lambda row: float(row[0]))
+    return table
 
 
 def gammas(studies: Results) -> Table:
@@ -365,7 +386,7 @@ def published(scales: dict[str, Results]) -> list[Table]:
         cells = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
         paper[f"obtained, {scale} scale"] = cells
     shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
-    shown = shown.replace({"data": names.STUDIES, "network": names.PARTS, "optimizer": names.OPTIMIZERS})
+    shown = shown.replace({"data": names.STUDIES, "network": names.STUDIES, "optimizer": names.OPTIMIZERS})
     made = []
     for number, rows in shown.replace({"loss": names.LOSSES}).groupby("table"):
         rows = rows.drop(columns=["table", "augment"]).dropna(axis=1, how="all")

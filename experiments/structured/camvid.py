@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.task import Task, indices, need
+from experiments.task import Samples, Task, indices, need
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
 from proxsvm.structures import maxflow_cut, scipy_cut
@@ -36,17 +36,14 @@ Grid = partial(GridHinge, cut=CUT)
 
 
 @dataclass(frozen=True)
-class Frames:
+class Frames(Samples):
     """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known."""
 
     x: Tensor
     road: Tensor
     known: Tensor
 
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def take(self, at: Tensor) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
+    def take(self, at: Tensor, _: object = None) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
         return (self.x[at],), (self.road[at], self.known[at])
 
 
@@ -122,7 +119,7 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=Network,
-        take=lambda frames, index, _: frames.take(index),
+        take=Frames.take,
         batches=lambda _, generator: indices(len(train), 4, generator),
         losses={
             "likelihood": PixelCrossEntropy,

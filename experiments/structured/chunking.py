@@ -9,8 +9,9 @@ One seed, 2 cores, 2026-11-16: hinge 91.94, CRF with Adam 93.09, with SGD 91.95 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from experiments.task import Task, indices, need
+from experiments.task import Task, need, similar
 from proxsvm._extras import load
 from proxsvm.losses import ChainCRF, ChainHinge
 
@@ -27,6 +28,7 @@ HOW = (
     "https://www.clips.uantwerpen.be/conll2000/chunking/."
 )
 Encoded = list[tuple[Tensor, ...]]
+WIDTH = 100  # of the LSTM, in each direction
 
 
 class Sentence(NamedTuple):
@@ -51,27 +53,20 @@ def splits(folder: Path) -> dict[str, list[Sentence]]:
 
 
 class Vocabulary:
-    """Indices of words (lower case, seen twice or more), three-letter suffixes with their case, POS tags and chunks."""
+    """Indices of words (lower case, seen twice or more), three-letter suffixes with their case, and tags of words.
 
-    def __init__(self, sentences: list[Sentence]) -> None:
-        count = Counter(w.lower() for s in sentences for w in s.words)
-        self.words = indexed(w for w, c in count.items() if c > 1)
-        self.suffixes = indexed({shape(w) for s in sentences for w in s.words})
-        self.pos = indexed({p for s in sentences for p in s.pos})
-        self.chunks = sorted({c for s in sentences for c in s.chunks})
-        self.chunk_at = {c: i for i, c in enumerate(self.chunks)}
+    0 is the unknown. Every sentence begins with the words of ``start``.
+    """
 
-    def encode(self, sentences: list[Sentence]) -> Encoded:
-        """Each sentence as four index tensors; 0 is the unknown."""
-        return [
-            (
-                torch.tensor([self.words.get(w.lower(), 0) for w in s.words]),
-                torch.tensor([self.suffixes.get(shape(w), 0) for w in s.words]),
-                torch.tensor([self.pos.get(p, 0) for p in s.pos]),
-                torch.tensor([self.chunk_at.get(c, 0) for c in s.chunks]),
-            )
-            for s in sentences
-        ]
+    def __init__(self, sentences: Iterable[tuple[list[str], list[str]]], start: tuple[str, ...] = ()) -> None:
+        words, tags = (list(chain(*column)) for column in zip(*sentences, strict=True))
+        self.start = start
+        self.words = indexed([*start, *(w for w, c in Counter(map(str.lower, words)).items() if c > 1)])
+        self.suffixes, self.pos = indexed({*start, *map(shape, words)}), indexed({*start, *tags})
+
+    def encode(self, words: list[str], tags: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        columns = (self.words, map(str.lower, words)), (self.suffixes, map(shape, words)), (self.pos, tags)
+        return tuple(torch.tensor([index.get(x, 0) for x in (*self.start, *column)]) for index, column in columns)  # type: ignore[return-value]
 
 
 def shape(word: str) -> str:
@@ -83,46 +78,45 @@ def indexed(items: Any) -> dict[str, int]:
     return {item: i for i, item in enumerate(sorted(items), start=1)}
 
 
-def take(encoded: Encoded, index: Iterable[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """A padded batch: words, suffixes, tags and lengths; what is to be predicted (here the chunks) and lengths."""
+def take(encoded: Encoded, index: Iterable[int], _: object = None, inputs: int = 3) -> tuple[Any, Any]:
+    """A padded batch: the ``inputs`` (words, suffixes, tags) and lengths; what is to be predicted, and lengths."""
     chosen = [encoded[i] for i in index]
     columns = [pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True)]
     lengths = torch.tensor([len(sentence[-1]) for sentence in chosen])
-    return (*columns[:3], lengths), (*columns[3:], lengths)
+    return (*columns[:inputs], lengths), (*columns[inputs:], lengths)
 
 
-def batches(encoded: Encoded, generator: torch.Generator | None, size: int = 32, pool: int = 20) -> Sequence[Tensor]:
-    """Random batches of sentences of similar length: each pool of sentences is sorted before it is split."""
-    found: list[Tensor] = []
-    for chosen in indices(len(encoded), size * pool, generator):
-        in_order = sorted(chosen.tolist(), key=lambda i: len(encoded[i][0]))
-        found += torch.tensor(in_order).split(size)
-    return [found[i] for i in torch.randperm(len(found), generator=generator)]
+def batches(encoded: Encoded) -> Callable[[int, torch.Generator], Sequence[Tensor]]:
+    lengths = torch.tensor([len(sentence[0]) for sentence in encoded])
+    return lambda _, generator: similar(lengths, 32, generator, pool=20)
 
 
 class Words(nn.Module):
-    """Scores ``[B, T, outputs]`` of the words of sentences, in their context."""
+    """Scores ``[B, T, outputs]`` of the words of sentences, in their context. ``sizes``: of the three embeddings."""
 
-    def __init__(self, vocabulary: Vocabulary, outputs: int, width: int = 100, dropout: float = 0.5) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, outputs: int, sizes: Sequence[int] = (100, 30, 30), dropout: float = 0.5
+    ) -> None:
         super().__init__()
-        self.words = nn.Embedding(len(vocabulary.words) + 1, width)
-        self.suffixes = nn.Embedding(len(vocabulary.suffixes) + 1, 30)
-        self.pos = nn.Embedding(len(vocabulary.pos) + 1, 30)
-        self.lstm = nn.LSTM(width + 60, width, bidirectional=True, batch_first=True)
-        self.head, self.dropout = nn.Linear(2 * width, outputs), nn.Dropout(dropout)
+        indices = vocabulary.words, vocabulary.suffixes, vocabulary.pos
+        self.words, self.suffixes, self.pos = (nn.Embedding(len(i) + 1, d) for i, d in zip(indices, sizes, strict=True))
+        self.lstm = nn.LSTM(sum(sizes), WIDTH, bidirectional=True, batch_first=True)
+        self.head, self.dropout = nn.Linear(2 * WIDTH, outputs), nn.Dropout(dropout)
 
-    def forward(self, words: Tensor, suffixes: Tensor, pos: Tensor, lengths: Tensor) -> Any:
+    def encode(self, words: Tensor, suffixes: Tensor, pos: Tensor, lengths: Tensor) -> Tensor:
+        """The states of both directions, ``[B, T, 2 · WIDTH]``."""
         x = self.dropout(torch.cat([self.words(words), self.suffixes(suffixes), self.pos(pos)], -1))
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.head(self.dropout(hidden))
+        return self.dropout(nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.head(self.encode(*inputs))
 
 
 class Tagger(Words):
-    """Scores (unary, pairwise, start, end) of a chain."""
+    """Scores (unary, pairwise, start, end) of a chain of ``K`` chunks."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        K = len(vocabulary.chunks)
+    def __init__(self, vocabulary: Vocabulary, K: int) -> None:
         super().__init__(vocabulary, K)
         self.pairwise, self.start, self.end = (nn.Parameter(torch.zeros(s)) for s in ((K, K), (K,), (K,)))
 
@@ -130,30 +124,38 @@ class Tagger(Words):
         return super().forward(*inputs), self.pairwise, self.start, self.end
 
 
+def f1(truth: list[list[str]], found: list[list[str]]) -> float:
+    """F1 of whole chunks, in percent, from the BIO tags of each sentence."""
+    return 100 * float(load("seqeval.metrics", extra="experiments").f1_score(truth, found))
+
+
 @torch.no_grad()
 def chunk_f1(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]], chunks: list[str]) -> float:
-    """F1 of whole chunks, in percent, of scores and targets."""
-    metrics = load("seqeval.metrics", extra="experiments")
+    """Of scores and targets."""
     truth, found = [], []
     for scores, (labels, lengths) in outputs:
         decoded = ChainHinge().decode(scores, lengths=lengths)
-        for row, y, length in zip(decoded, labels, lengths, strict=True):
-            truth.append([chunks[k] for k in y[:length]])
-            found.append([chunks[k] for k in row[:length]])
-    return 100 * float(metrics.f1_score(truth, found))
+        for tags, rows in ((truth, labels), (found, decoded)):
+            tags += [[chunks[k] for k in row[:length]] for row, length in zip(rows, lengths, strict=True)]
+    return f1(truth, found)
 
 
 def task(folder: Path) -> Task:
     split = splits(folder)
-    vocabulary = Vocabulary(split["train"])
-    train, val, test = map(vocabulary.encode, split.values())
+    vocabulary = Vocabulary(s[:2] for s in split["train"])
+    chunks = sorted({chunk for s in split["train"] for chunk in s.chunks})
+    at = {chunk: i for i, chunk in enumerate(chunks)}
+    train, val, test = (
+        [(*vocabulary.encode(*s[:2]), torch.tensor([at.get(chunk, 0) for chunk in s.chunks])) for s in part]
+        for part in split.values()
+    )
     return Task(
         *(train, val, test),
-        network=partial(Tagger, vocabulary),
-        take=lambda encoded, index, _: take(encoded, index),
-        batches=lambda _, generator: batches(train, generator),
+        network=partial(Tagger, vocabulary, len(chunks)),
+        take=take,
+        batches=batches(train),
         losses={"likelihood": ChainCRF, "hinge": partial(ChainHinge, smooth=True)},
-        judge=lambda outputs, _: chunk_f1(outputs, vocabulary.chunks),
+        judge=lambda outputs, _: chunk_f1(outputs, chunks),
         evaluated=128,
     )
 

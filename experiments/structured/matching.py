@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.structured import ocr
+from experiments.structured import chunking, ocr
 from experiments.task import Task, indices
 from proxsvm.losses import CrossEntropy, StructuredHinge
 from proxsvm.structures import Matching
 
-Letters = list[tuple[Tensor, Tensor]]  # pixels [n, 128] and ranks [n] of each word
+Letters = chunking.Encoded  # pixels [n, 128] and ranks [n] of each word
 
 
 def shuffled(words: ocr.Words, generator: torch.Generator) -> Letters:
@@ -35,15 +35,10 @@ def shuffled(words: ocr.Words, generator: torch.Generator) -> Letters:
     return found
 
 
-def take(split: Letters, index: Iterable[int]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def take(split: Letters, index: Iterable[int], _: object = None) -> tuple[Any, Any]:
     """A padded batch: pixels ``[B, n, 128]`` and sizes; ranks ``[B, n]`` and sizes ``[B, 2]``."""
-    pixels, ranks = zip(*(split[i] for i in index), strict=True)
-    sizes = torch.tensor([len(y) for y in ranks])
-    pad = nn.utils.rnn.pad_sequence
-    return (pad(list(pixels), batch_first=True), sizes), (
-        pad(list(ranks), batch_first=True),
-        sizes[:, None].repeat(1, 2),
-    )
+    (pixels, sizes), (ranks, _) = chunking.take(split, index, inputs=1)
+    return (pixels, sizes), (ranks, sizes[:, None].repeat(1, 2))
 
 
 class Ranker(nn.Module):
@@ -51,11 +46,7 @@ class Ranker(nn.Module):
 
     def __init__(self, most: int, width: int = 64) -> None:
         super().__init__()
-        self.letter = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(32 * 4 * 2, width), nn.ReLU()),
-        )
+        self.letter = nn.Sequential(*ocr.letter_layers(width))
         self.rank = nn.Sequential(nn.Linear(2 * width + 1, width), nn.ReLU(), nn.Linear(width, most))
 
     def forward(self, pixels: Tensor, sizes: Tensor) -> Tensor:
@@ -95,7 +86,7 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=lambda: Ranker(max(len(y) for _, y in train + val + test)),
-        take=lambda split, index, _: take(split, index),
+        take=take,
         batches=lambda _, generator: indices(len(train), 32, generator),
         losses={"ce": RankByRank, "hinge": lambda: StructuredHinge(Matching())},
         judge=in_order,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.task import Task, indices, need
+from experiments.task import Samples, Task, indices, need
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW
@@ -33,7 +33,7 @@ HOW = "OCR letters is letter.data, from https://ai.stanford.edu/~btaskar/ocr/ (u
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Samples):
     """N words, padded: pixels and a constant ``[N, T, 129]``, labels ``[N, T]``, lengths ``[N]``."""
 
     x: Tensor
@@ -42,13 +42,6 @@ class Words:
 
     def __getitem__(self, at: Any) -> Words:
         return Words(self.x[at], self.labels[at], self.lengths[at])
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def target(self) -> tuple[Tensor, Tensor]:
-        return self.labels, self.lengths
 
 
 def load(path: Path) -> tuple[Words, Tensor]:
@@ -82,16 +75,19 @@ class Linear(nn.Module):
         return x @ self.W, self.A
 
 
+def letter_layers(width: int) -> list[nn.Module]:
+    """From images of letters, ``[n, 1, 16, 8]``, to ``width`` features."""
+    first = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    return [*first, *second, nn.Flatten(), nn.Linear(32 * 4 * 2, width), nn.ReLU()]
+
+
 class ConvNet(nn.Module):
     """Unary scores of a small convolutional network on each letter, and pairwise scores."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.unary = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(32 * 4 * 2, 64), nn.ReLU(), nn.Linear(64, K)),
-        )
+        self.unary = nn.Sequential(*letter_layers(64), nn.Linear(64, K))
         self.A = nn.Parameter(torch.zeros(K, K))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +129,7 @@ def task(protocol: str, model: str, folder: Path) -> Task:
     return Task(
         *(train, words[order[:held]], words[~inside]),
         network=ConvNet if model == "conv" else Linear,
-        take=lambda split, index, _: ((split.x[index],), split[index].target),
+        take=lambda split, index, _: ((split.x[index],), (split.labels[index], split.lengths[index])),
         batches=lambda _, generator: indices(len(train), 32, generator),
         losses={"likelihood": ChainCRF} | {k: partial(f, smooth=True) for k, f in HINGES.items()},
         judge=lambda outputs, _: letters_right(outputs),

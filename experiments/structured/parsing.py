@@ -9,7 +9,6 @@ universal ones (subtypes cut off, as in the CoNLL 2018 task's scorer), punctuati
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from experiments.structured.chunking import Encoded, batches, indexed, shape, take
+from experiments.structured.chunking import Vocabulary, Words, batches, indexed, take
 from experiments.task import Task, need
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
@@ -68,48 +66,19 @@ def splits(folder: Path) -> dict[str, list[Sentence]]:
     return {"train": train[::step][:TRAIN], "validation": held[:: max(1, len(held) // HELD)][:HELD], "test": test}
 
 
-class Vocabulary:
-    """Indices of words (lower case, seen twice or more), suffixes with their case, tags and relations."""
-
-    def __init__(self, sentences: list[Sentence]) -> None:
-        words = Counter(w.lower() for s in sentences for w in s.words)
-        self.words = indexed([ROOT, *(w for w, c in words.items() if c > 1)])
-        self.suffixes = indexed({ROOT, *(shape(w) for s in sentences for w in s.words)})
-        self.tags = indexed({ROOT, *(t for s in sentences for t in s.tags)})
-        self.relations = indexed({r for s in sentences for r in s.relations})
-        self.names = ["?", *self.relations]
-
-    def encode(self, sentences: list[Sentence]) -> Encoded:
-        """Each sentence as index tensors: words, suffixes and tags of the nodes, heads and relations of the words."""
-        return [
-            (
-                torch.tensor([self.words.get(w, 0) for w in (ROOT, *map(str.lower, s.words))]),
-                torch.tensor([self.suffixes.get(x, 0) for x in (ROOT, *map(shape, s.words))]),
-                torch.tensor([self.tags.get(t, 0) for t in (ROOT, *s.tags)]),
-                torch.tensor(s.heads),
-                torch.tensor([self.relations.get(r, 0) for r in s.relations]),
-            )
-            for s in sentences
-        ]
-
-
-class Parser(nn.Module):
+class Parser(Words):
     """Scores ``[B, T + 1, T + 1, R]`` of labelled arcs: that of the arc and that of its relation, both biaffine."""
 
-    def __init__(self, vocabulary: Vocabulary, width: int = 100, arc: int = 100, relation: int = 16) -> None:
-        super().__init__()
-        sizes = {"words": 64, "suffixes": 32, "tags": 32}
-        self.embeddings = nn.ModuleList(nn.Embedding(len(getattr(vocabulary, k)) + 1, d) for k, d in sizes.items())
-        self.lstm = nn.LSTM(sum(sizes.values()), width, bidirectional=True, batch_first=True)
-        self.head, self.word = (nn.Linear(2 * width, arc + relation) for _ in range(2))
+    def __init__(self, vocabulary: Vocabulary, relations: int, arc: int = 100, relation: int = 16) -> None:
+        super().__init__(vocabulary, arc + relation, sizes=(64, 32, 32), dropout=0.33)
+        self.word = nn.Linear(*self.head.weight.T.shape)
         self.arc = nn.Linear(arc, arc + 1, bias=False)
-        self.relation = nn.Parameter(torch.randn(len(vocabulary.names), relation + 1, relation + 1) / relation)
-        self.dropout, self.sizes = nn.Dropout(0.33), (arc, relation)
+        self.relation = nn.Parameter(torch.randn(relations, relation + 1, relation + 1) / relation)
+        self.sizes = arc, relation
 
-    def forward(self, words: Tensor, suffixes: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
-        x = torch.cat([e(i) for e, i in zip(self.embeddings, (words, suffixes, tags), strict=True)], -1)
-        packed = pack_padded_sequence(self.dropout(x), lengths + 1, batch_first=True, enforce_sorted=False)
-        x = self.dropout(pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+    def forward(self, *inputs: Tensor) -> Tensor:
+        *nodes, lengths = inputs
+        x = self.encode(*nodes, lengths + 1)
         head, kind = self.head(x).relu().split(self.sizes, 2)
         word, own = self.word(x).relu().split(self.sizes, 2)
         arcs = with_one(head) @ self.arc(word).transpose(1, 2)
@@ -166,14 +135,21 @@ def attachment(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], loss: str) 
 
 
 def task(folder: Path) -> Task:
+    """A sample is the words, suffixes and tags of the nodes, and heads and relations of the words."""
     split = splits(folder)
-    vocabulary = Vocabulary(split["train"])
-    train, val, test = (vocabulary.encode(sorted(part, key=by_length)) for part in split.values())
+    vocabulary = Vocabulary((s[:2] for s in split["train"]), start=(ROOT,))
+    index = indexed({r for s in split["train"] for r in s.relations})  # 0 is the unknown
+
+    def encode(s: Sentence) -> tuple[Tensor, ...]:
+        relations = torch.tensor([index.get(r, 0) for r in s.relations])
+        return *vocabulary.encode(*s[:2]), torch.tensor(s.heads), relations
+
+    train, val, test = ([encode(s) for s in sorted(part, key=by_length)] for part in split.values())
     return Task(
         *(train, val, test),
-        network=partial(Parser, vocabulary),
-        take=lambda encoded, index, _: take(encoded, index),
-        batches=lambda _, generator: batches(train, generator),
+        network=partial(Parser, vocabulary, len(index) + 1),
+        take=take,
+        batches=batches(train),
         losses=LOSSES,
         judge=attachment,
         evaluated=64,

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.structured import chunking
-from experiments.structured.chunking import Encoded, Vocabulary, Words
+from experiments.structured.chunking import Sentence, Vocabulary, Words, batches, f1, splits, take
 from experiments.task import Task
-from proxsvm._extras import load
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.structures import Segments
 
@@ -27,25 +25,17 @@ LONGEST = 15
 OUTSIDE = "O"
 
 
-def kinds_of(vocabulary: Vocabulary) -> list[str]:
-    return sorted({chunk[2:] or OUTSIDE for chunk in vocabulary.chunks})
-
-
-def encode(sentences: list[chunking.Sentence], vocabulary: Vocabulary) -> Encoded:
+def encode(sentence: Sentence, vocabulary: Vocabulary, kinds: list[str]) -> tuple[Tensor, ...]:
     """Words, suffixes and POS tags; the kind of every word, and whether a segment ends there."""
-    kinds, found = kinds_of(vocabulary), []
-    for sentence, inputs in zip(sentences, vocabulary.encode(sentences), strict=True):
-        labels = torch.tensor([kinds.index(chunk[2:] or OUTSIDE) for chunk in sentence.chunks])
-        ends = torch.tensor([int(chunk[0] != "I") for chunk in (*sentence.chunks[1:], OUTSIDE)])
-        found.append((*inputs[:3], labels, ends))
-    return found
+    labels = torch.tensor([kinds.index(chunk[2:] or OUTSIDE) for chunk in sentence.chunks])
+    ends = torch.tensor([int(chunk[0] != "I") for chunk in (*sentence.chunks[1:], OUTSIDE)])
+    return *vocabulary.encode(*sentence[:2]), labels, ends
 
 
 class Chunker(Words):
     """Scores ``[B, T, L, K]`` of segments: of their first word, their last one, all of them, and their length."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        K = len(kinds_of(vocabulary))
+    def __init__(self, vocabulary: Vocabulary, K: int) -> None:
         super().__init__(vocabulary, 3 * K)
         self.length = nn.Parameter(torch.zeros(LONGEST, K))
 
@@ -60,7 +50,7 @@ class Chunker(Words):
 
 @torch.no_grad()
 def chunk_f1(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], kinds: list[str]) -> float:
-    """F1 of whole chunks, in percent, of scores and targets."""
+    """Of scores and targets."""
     found, truth = [], []
     for scores, (labels, ends, lengths) in outputs:
         for segments in StructuredHinge(Segments()).decode(scores, lengths=lengths):
@@ -68,7 +58,7 @@ def chunk_f1(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], kinds: list[s
         for y, ending, length in zip(labels, ends, lengths, strict=True):
             cuts = [0, *(ending[:length].nonzero()[:, 0] + 1).tolist()]
             truth.append([tag for a, b in pairwise(cuts) for tag in tags(kinds[y[a]], b - a)])
-    return 100 * float(load("seqeval.metrics", extra="experiments").f1_score(truth, found))
+    return f1(truth, found)
 
 
 def tags(kind: str, length: int) -> list[str]:
@@ -77,16 +67,17 @@ def tags(kind: str, length: int) -> list[str]:
 
 
 def task(folder: Path) -> Task:
-    split = chunking.splits(folder)
-    vocabulary = Vocabulary(split["train"])
-    train, val, test = (encode(sentences, vocabulary) for sentences in split.values())
+    split = splits(folder)
+    vocabulary = Vocabulary(s[:2] for s in split["train"])
+    kinds = sorted({chunk[2:] or OUTSIDE for s in split["train"] for chunk in s.chunks})
+    train, val, test = ([encode(s, vocabulary, kinds) for s in part] for part in split.values())
     return Task(
         *(train, val, test),
-        network=partial(Chunker, vocabulary),
-        take=lambda encoded, index, _: chunking.take(encoded, index),
-        batches=lambda _, generator: chunking.batches(train, generator),
+        network=partial(Chunker, vocabulary, len(kinds)),
+        take=take,
+        batches=batches(train),
         losses={"likelihood": lambda: CRF(Segments()), "hinge": lambda: StructuredHinge(Segments(), smooth=True)},
-        judge=lambda outputs, _: chunk_f1(outputs, kinds_of(vocabulary)),
+        judge=lambda outputs, _: chunk_f1(outputs, kinds),
         evaluated=128,
     )
 

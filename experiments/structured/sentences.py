@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Sentence, Vocabulary, splits
-from experiments.task import Task
+from experiments.task import Samples, Task
 from proxsvm._extras import load
 from proxsvm.losses import AveragePrecisionHinge, BinaryCrossEntropy, MultiLabelHinge
 
@@ -28,17 +28,14 @@ RARE, COMMON = 0.01, 0.95
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Samples):
     """The words and suffixes of each sentence, and the kinds of its chunks, ``[N, L]`` of 0 and 1."""
 
     words: list[Tensor]
     suffixes: list[Tensor]
     y: Tensor
 
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def take(self, index: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
         """All words and suffixes of some sentences, and where each sentence starts; its kinds."""
         at = index.tolist()
         starts = torch.tensor([0, *(len(self.words[i]) for i in at)]).cumsum(0)[:-1]
@@ -54,9 +51,9 @@ def kinds(sentences: list[Sentence]) -> list[str]:
 
 
 def labelled(sentences: list[Sentence], vocabulary: Vocabulary, wanted: list[str]) -> Labelled:
-    encoded = vocabulary.encode(sentences)
+    words, suffixes, _ = zip(*(vocabulary.encode(*s[:2]) for s in sentences), strict=True)
     y = torch.tensor([[int(any(c[2:] == k for c in s.chunks)) for k in wanted] for s in sentences])
-    return Labelled([e[0] for e in encoded], [e[1] for e in encoded], y)
+    return Labelled(list(words), list(suffixes), y)
 
 
 class Bag(nn.Module):
@@ -90,12 +87,12 @@ def mean_average_precision(outputs: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 def task(folder: Path) -> Task:
     split = splits(folder)
-    vocabulary, wanted = Vocabulary(split["train"]), kinds(split["train"])
+    vocabulary, wanted = Vocabulary(s[:2] for s in split["train"]), kinds(split["train"])
     train, val, test = (labelled(found, vocabulary, wanted) for found in split.values())
     return Task(
         *(train, val, test),
         network=partial(Bag, vocabulary, len(wanted)),
-        take=lambda part, index, _: part.take(index),
+        take=Labelled.take,
         losses={
             "ce": BinaryCrossEntropy,
             "hinge": partial(MultiLabelHinge, smooth=True),

@@ -1,6 +1,7 @@
 """The demo on a small scale: what its picture claims must hold there, too."""
 
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -25,8 +26,11 @@ def test_structure_reads_whole_words_that_the_same_network_alone_does_not():
     assert structured > 5 * alone + 10
 
 
+live_step = cache(demo.live_step)
+
+
 def test_the_live_step_is_verified():
-    solved, single, trace = demo.live_step()
+    solved, single, trace = live_step()
     assert solved.optimal
     assert solved.relative_gap <= 1e-8
     assert single.ok
@@ -38,6 +42,7 @@ def test_the_live_step_is_verified():
 
 def test_the_demo_prints_its_tables_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "ETAS", [0.1, 1000.0])
+    monkeypatch.setattr(demo, "live_step", live_step)
     picture = tmp_path / "demo.png"
     monkeypatch.setattr(sys, "argv", ["demo", "--seeds", "1", "--epochs", "2", "--words", "200", "--out", str(picture)])
     demo.main()

@@ -7,7 +7,6 @@ import json
 import tarfile
 import threading
 import zipfile
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -65,7 +64,7 @@ def offer(server, monkeypatch, content, name="snli", checksum=None):
     """Put an archive on the server, under a set's official file name."""
     archive = download.ARCHIVES[name]
     checksum = checksum or "sha256:" + hashlib.sha256(content).hexdigest()
-    monkeypatch.setitem(download.ARCHIVES, name, replace(archive, checksum=checksum))
+    monkeypatch.setitem(download.ARCHIVES, name, archive._replace(checksum=checksum))
     (server.folder / archive.url.rpartition("/")[2]).write_bytes(content)
 
 

@@ -27,7 +27,7 @@ RESULTS = ROOT / "experiments" / "results"
 def line(study="cifar10", optimizer="dfw", lr=0.1, val=60.0, averaged=None, test=None, test_averaged=None, **config):
     """A finished run as a sweep writes it: three epochs that end at ``val``."""
     dataset = config.get("dataset", study)
-    lower = dataset in results.ERRORS
+    lower = dataset in results.LOWER
     loss = "l1" if lower else "smooth-hinge" if optimizer == "dfw" else "ce"
     full = {"dataset": dataset, "model": "wrn-10-1", "optimizer": optimizer, "loss": loss, "seed": 0}
     full |= {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4, "schedule": "wrn-jobs" if optimizer == "sgd" else ""}
@@ -41,6 +41,12 @@ def line(study="cifar10", optimizer="dfw", lr=0.1, val=60.0, averaged=None, test
     provenance = {"torch": "2.13.0", "proxsvm": "0.1", "commit": "abc", "device": "cpu", "threads": 1}
     made = {"study": study, "config": full | config, "provenance": provenance, "curve": curve}
     return made | {"test": test, "test_averaged": test_averaged}
+
+
+@cache
+def committed():
+    """The results in experiments/results, by study."""
+    return read(RESULTS / "small", RESULTS / "tuned")
 
 
 def frame(*lines):
@@ -169,7 +175,7 @@ def test_averaged_weights_choose_their_own_setting_and_decay():
 
 @pytest.mark.parametrize("study", EVIDENCE)
 def test_no_best_eta_of_the_committed_results_is_at_an_end_of_its_grid(study):
-    runs, grids = read(RESULTS / "small")[study], defaultdict(dict)
+    runs, grids = committed()[study], defaultdict(dict)
     for run in runs[~runs.read].itertuples():
         value = run.val * (-1 if run.lower else 1)
         grids[run.method, run.config.momentum, run.decay][run.eta] = -math.inf if math.isnan(value) else value
@@ -412,7 +418,7 @@ SHOWN = [("docs/reproduction.md", "study"), ("README.md", "ranks"), ("docs/index
 def test_the_docs_show_what_the_results_say(file, kind):
     text = (ROOT / file).read_text(encoding="utf-8")
     assert f"<!-- {kind} " in text
-    assert page.filled(text, read(RESULTS / "small", RESULTS / "tuned"), read_costs(RESULTS / "cost.csv")) == text
+    assert page.filled(text, committed(), read_costs(RESULTS / "cost.csv")) == text
 
 
 MEASURES = {"ocr-small": "letters right, %", "ocr-large": "letters right, %"}
@@ -422,7 +428,7 @@ MEASURES |= {"chunking": "chunk F1, %", "camvid": "IoU of the road, %"}
 @pytest.mark.parametrize("task", MEASURES)
 def test_the_docs_show_what_the_tuned_runs_say(task):
     text = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
-    assert tables.structured(read(RESULTS / "tuned")[task], MEASURES[task]) in text
+    assert tables.structured(committed()[task], MEASURES[task]) in text
 
 
 def test_the_widest_table_of_the_page_fits_1400_pixels(monkeypatch):
@@ -431,7 +437,7 @@ def test_the_widest_table_of_the_page_fits_1400_pixels(monkeypatch):
     The widest are those with a column for each task.
     """
     monkeypatch.setattr(page, "drawings", lambda found: {})
-    studies = {name: runs for name, runs in read(RESULTS / "small").items() if name.split("-")[0] in names.KINDS}
+    studies = {name: runs for name, runs in committed().items() if names.kind(name)}
     html = page.render({"small": studies}, "", read_costs(RESULTS / "cost.csv"))
     width = cache(lambda text: TextPath((0, 0), unescape(text) or "0", size=14.08).get_extents().width + 16)
 

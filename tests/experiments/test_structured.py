@@ -38,21 +38,21 @@ def write_sentences(folder: Path) -> None:
     plain = "He PRP B-NP\nreads VBZ B-VP\nbooks NNS B-NP\n. . O\n\n"
     late = "He PRP B-NP\nreads VBZ B-VP\nvery RB B-ADVP\nlate RB I-ADVP\nat IN B-PP\nnight NN B-NP\n. . O\n\n"
     (folder / "conll2000").mkdir()
-    (folder / "conll2000" / "train.txt").write_text((plain + plain + late) * 8)
-    (folder / "conll2000" / "test.txt").write_text((plain + late) * 3)
+    (folder / "conll2000" / "train.txt").write_text((plain + plain + late) * 7)
+    (folder / "conll2000" / "test.txt").write_text(plain + late)
 
 
 def write_frames(folder: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install '.[experiments]'")
     draw = np.random.default_rng(0)
-    for split, count in {"train": 4, "val": 2, "test": 3}.items():
+    for split, count in {"train": 5, "val": 1, "test": 1}.items():
         for name in (split, f"{split}annot"):
             (folder / "camvid" / name).mkdir(parents=True)
         for i in range(count):
-            labels = np.zeros((8, 10), dtype=np.uint8)
-            labels[4:] = camvid.ROAD
+            labels = np.zeros((6, 8), dtype=np.uint8)
+            labels[3:] = camvid.ROAD
             labels[0, 0] = camvid.UNLABELLED
-            picture = (draw.random((8, 10, 3)) * 50 + 150 * (labels == camvid.ROAD)[..., None]).astype(np.uint8)
+            picture = (draw.random((6, 8, 3)) * 50 + 150 * (labels == camvid.ROAD)[..., None]).astype(np.uint8)
             image.fromarray(picture).save(folder / "camvid" / split / f"{i}.png")
             image.fromarray(labels).save(folder / "camvid" / f"{split}annot" / f"{i}.png")
 
@@ -81,18 +81,15 @@ WRITE |= {"parsing": write_trees}
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """``python -m experiments.structured.NAME TASK`` on tiny data, twice; returns the runs of the study."""
+    """``python -m experiments.structured.NAME TASK`` on tiny data, one epoch a run; returns the runs of the study."""
 
     def run(pattern, task, *words, scale="small"):
         WRITE.get(task, write_letters)(tmp_path)
         study = pattern.format(task)
         folders = ["--data", str(tmp_path), "--results", str(tmp_path / "r"), "--out", str(tmp_path / "out")]
-        found = []
-        for _ in range(2):
-            monkeypatch.setattr("sys.argv", ["x", *([task] if "{}" in pattern else []), *folders, *words])
-            sweep.alias(pattern, scale)
-            found.append((tmp_path / "r" / scale / f"{study}.jsonl").read_text())
-        assert found[0] == found[1]  # to the second: nothing was run again
+        given = [*([task] if "{}" in pattern else []), *folders, "--epochs", "1", *words]
+        monkeypatch.setattr("sys.argv", ["x", *given])
+        sweep.alias(pattern, scale)
         return read(tmp_path / "r" / scale)[study]
 
     return run
@@ -110,9 +107,8 @@ def test_the_words_of_a_file_and_a_certified_step_on_one(tmp_path, capsys):
     assert (len(whole.train), len(held.train), len(held.val), len(held.test)) == (54, 44, 10, 6)
 
 
-@pytest.mark.parametrize("task", ["ocr-small", "camvid"])
-def test_tuned_from_file_to_table(task, command, capsys):
-    runs = command("{}", task, "--seeds", "1", "2", scale="tuned")
+def test_tuned_from_file_to_table(command):
+    runs = command("{}", "ocr-small", "--seeds", "1", "2", scale="tuned")
     assert len(set(runs.method)) == 4 + 5
     for _, mine in runs.groupby("method"):
         tried, chosen = mine[~mine.read], mine[mine.read]
@@ -122,7 +118,7 @@ def test_tuned_from_file_to_table(task, command, capsys):
     assert tables.structured(runs, "score").count("\n") == 1 + 9
 
 
-@pytest.mark.parametrize("task", ["ocr-large", "chunking", "camvid", "parsing"])
+@pytest.mark.parametrize("task", ["chunking", "camvid", "parsing"])
 def test_fixed_from_file_to_table(task, command):
     """Every optimizer of the other tasks at its one setting; the results are read like theirs."""
     runs = command("fixed-{}", task, "--seeds", "1")
@@ -135,10 +131,9 @@ def test_fixed_from_file_to_table(task, command):
     assert "proxsvm, nothing set" in [row[0] for row in table.rows]
 
 
-@pytest.mark.parametrize("task", ["ocr-large", "camvid"])
-def test_ablation_from_file_to_table(task, command):
+def test_ablation_from_file_to_table(command):
     """The exact γ, γ ≡ 1 and three steps, alike in all else."""
-    runs = plain(command("ablation-{}", task))
+    runs = plain(command("ablation-{}", "ocr-large", "--epochs", "2"))
     assert dict(runs.optimizer.value_counts()) == {"dfw": 12, "dfw-full": 12, "multistep": 4}
     assert runs.test.isna().all()
     at = {(r.optimizer, r.method.loss, r.method.metric, r.eta): r.curve for r in runs.itertuples()}
@@ -151,7 +146,7 @@ def test_ablation_from_file_to_table(task, command):
             assert curve[-1]["train_loss"] == full[-1]["train_loss"]
         if curve[0]["gamma"] < 0.999:
             assert curve[-1]["train_loss"] != full[-1]["train_loss"]
-    rows = tables.ablation({f"ablation-{task}": runs}).rows
+    rows = tables.ablation({"ablation-ocr-large": runs}).rows
     assert [row[7] == "—" for row in rows] == [True, False, True] * 4
 
 
@@ -160,7 +155,7 @@ def test_ablation_from_file_to_table(task, command):
     [("ocr-small", 4), ("chunking", 3), ("camvid", 10), ("sentences", 16), ("segments", 4), ("matching", 6)],
 )
 def test_the_first_runs_from_file_to_table(task, runs, command, capsys):
-    assert len(plain(command(f"first-{task}", task, "--workers", "2"))) == runs  # of which one is another process
+    assert len(plain(command(f"first-{task}", task))) == runs
     assert "| optimizer | loss | setting |" in capsys.readouterr().out
 
 
@@ -168,7 +163,7 @@ def test_the_kinds_of_chunks_in_a_sentence(tmp_path):
     write_sentences(tmp_path)
     read = chunking.read(tmp_path / "conll2000" / "train.txt")
     assert sentences.kinds(read) == ["ADVP", "PP"]  # noun and verb phrases are everywhere
-    found = sentences.labelled(read[:3], chunking.Vocabulary(read), ["ADVP", "PP"])
+    found = sentences.labelled(read[:3], chunking.Vocabulary(s[:2] for s in read), ["ADVP", "PP"])
     assert found.y.tolist() == [[0, 0], [0, 0], [1, 1]]
     (words, _, starts), y = found.take(torch.tensor([0, 2]))
     assert (len(words), starts.tolist(), y.tolist()) == (4 + 7, [0, 4], [[0, 0], [1, 1]])
@@ -195,6 +190,10 @@ def test_heads_one_by_one_and_attachment(tmp_path):
         every = torch.cat([scores[b, h, m] for h in range(int(lengths[b]) + 1) if h != m])
         expected.append(every.logsumexp(0) - scores[b, heads[b, m - 1], m, relations[b, m - 1]])
     torch.testing.assert_close(parsing.HeadByHead()(scores, y), torch.stack(expected).mean())
+    inputs, plain = task.take(task.train, torch.arange(2), None)  # a tree is one of the choices of heads one by one
+    of_trees = task.network()(*inputs).detach()
+    values = {name: float(loss()(of_trees, plain)) for name, loss in task.losses.items()}
+    assert 0 < values["projective-likelihood"] <= values["spanning-likelihood"]
     right = torch.zeros_like(scores)
     for b, m in words:
         right[b, heads[b, m - 1], m, relations[b, m - 1]] = 9.0
@@ -206,10 +205,11 @@ def test_heads_one_by_one_and_attachment(tmp_path):
 
 def test_parsing_from_file_to_table(command, capsys, monkeypatch):
     monkeypatch.setattr("experiments.studies.MOST", 3)  # the grid does not grow
+    monkeypatch.setattr("experiments.studies.PARSING", ("ce", "projective-hinge"))
     runs = plain(command("parsing", "parsing", "--seeds", "1"))
     chosen = runs[runs.read]
-    assert len(runs) - len(chosen) == 5 * (1 + 3 + 3)
-    assert len(chosen) == 5 * 3
+    assert len(runs) - len(chosen) == 2 * (1 + 3 + 3)
+    assert len(chosen) == 2 * 3
     assert {"parsing"} == set(runs.study)
     assert "labelled attachment" in capsys.readouterr().out
 

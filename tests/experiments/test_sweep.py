@@ -75,7 +75,7 @@ def work(out, calls=None):
 
 work(alone)
 draw, fork, workers, ends = random.Random(0), multiprocessing.get_context("fork"), [None, None], []
-moments = [draw.randrange(2**16) for _ in range(12)]
+moments = [draw.randrange(2**16) for _ in range(8)]
 while not (killed / "found.json").exists() and 1 not in ends:  # 1: an exception
     for slot, worker in enumerate(workers):
         if worker is None or not worker.is_alive():
@@ -199,8 +199,8 @@ def test_the_studies_hold_what_they_promise(scale, name):
     optimizers, methods = {run.optimizer for run in study.grid}, {(run.optimizer, run.loss) for run in study.grid}
     assert len(set(study.grid)) == len(study.grid)
     assert "dfw" in optimizers
-    assert all(run.test == (kind in ("fixed", "first")) for run in study.grid)
-    for optimizer, loss in methods if kind not in ("fixed", "first", "factors", "decay") else ():
+    assert all(run.test == (kind in ("fixed", "first", "night")) for run in study.grid)
+    for optimizer, loss in methods if kind not in ("fixed", "first", "night", "factors", "decay") else ():
         etas = {run.lr for run in study.grid if (run.optimizer, run.loss) == (optimizer, loss)}
         assert optimizer in ("prodigy", "dog", "sgd", "multistep") or len(etas) >= 3
     alone = ("first", "ablation", "factors", "decay", "sensitivity", "averaging", "parsing")
@@ -213,7 +213,7 @@ def test_the_studies_hold_what_they_promise(scale, name):
         assert {("muon", 0.001), ("muon", 0.01)} <= set(peers)
         assert {run.average for run in study.grid if not run.averages} == {"0.995"}  # ours, the only ones without
         assert [len(study.with_seeds(seeds).grid) for seeds in ([1], [2, 3], [4])] == [18, 36, 0]
-    if kind in ("fixed", "factors", "decades", "decay"):
+    if kind in ("fixed", "factors", "decades", "decay", "night"):
         assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
 
 
@@ -231,6 +231,32 @@ def test_with_hours_a_sweep_stops_and_goes_on(command, data, tmp_path, monkeypat
         work.work()
     monkeypatch.setattr(sweep.train, "run", run)
     assert len(command()) == 8
+
+
+def test_runs_that_take_turns_have_equally_many_epochs_whenever_the_time_is_over(
+    command, data, tmp_path, monkeypatch, capsys
+):
+    study = replace(tiny(data, averages=("0.9",), test=True), turns=True, seeds=())
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: study)
+    order, run = [], sweep.train.run
+
+    def one(config, *args, **options):
+        order.append((config.optimizer, config.lr))
+        return run(config, *args, **options)
+
+    monkeypatch.setattr(sweep.train, "run", one)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: float(len(order)))  # an epoch takes a second
+    found = command("--epochs", "3", "--hours", str(4.5 / 3600))
+    assert order == [(run.optimizer, run.lr) for run in (*study.grid, study.grid[0])]
+    assert sorted(len(result["curve"]) for result in found) == [1, 1, 1, 2]
+    assert all(result["test"] is None for result in found)
+    assert "| DFW, η = 0.001, momentum 0.9 | 1 of 3 |" in capsys.readouterr().out
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: 0.0)
+    whole = command("--epochs", "3", "--go-on")  # what is not done is not known
+    assert order[5:8] == [(run.optimizer, run.lr) for run in study.grid[1:]]  # those behind go on first
+    assert all(len(result["curve"]) == 3 and result["test"] > 0 for result in whole)
+    assert told(whole) == told(command("--epochs", "3"))
+    assert len(order) == 3 * 4
 
 
 def test_unknown_studies_list_the_valid_ones():

@@ -104,9 +104,9 @@ def test_augmentation_shifts_and_flips():
 
 
 FAMILIES = {
-    "wrn": {"model": "wrn-10-1", "images": 40, "augment": True},
-    "densenet": {"dataset": "cifar100", "model": "densenet-10-4", "images": 24},
-    "wrn, half": {"model": "wrn-10-1", "images": 40, "precision": "bfloat16"},
+    "wrn": {"model": "wrn-10-1", "images": 20, "augment": True},
+    "densenet": {"dataset": "cifar100", "model": "densenet-10-4", "images": 20},
+    "wrn, half": {"model": "wrn-10-1", "images": 20, "precision": "bfloat16"},
     "bilstm": {"dataset": "snli", "model": "bilstm-128", "precision": "bfloat16"},
     "mlp": {"dataset": "california", "model": "mlp"},
     "gpt": {"dataset": "lm", "model": "gpt-2-64"},
@@ -117,7 +117,8 @@ SCHEDULES = {"sgd": "wrn-jobs", "adamw": "cosine"}
 
 
 OF_ALL = ("dfw", "multistep", "sgd", "adamw", "muon", "soap")  # to which the shapes of the parameters may matter
-PAIRS = [(o, f) for o in OPTIMIZERS for f in FAMILIES if f in ("wrn", "mlp") or o in OF_ALL]
+PAIRS = [(o, f) for o in OPTIMIZERS for f in FAMILIES if f == "mlp" or o in OF_ALL]
+PAIRS += [("schedulefree", "wrn")]  # whose batch norm is estimated again
 
 
 @pytest.mark.parametrize(("optimizer", "family"), PAIRS)
@@ -125,7 +126,7 @@ def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, monkeyp
     monkeypatch.setitem(IMAGE_MODELS, "densenet-10-4", partial(DenseNet, 10, 4))  # the smallest of its family
     lr = RATES.get(optimizer, 0.05)
     schedule = "snli" if (optimizer, family) == ("sgd", "bilstm") else SCHEDULES.get(optimizer, "")
-    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": ("0.9", "1/4"), "test": True}
+    options = {"optimizer": optimizer, "lr": lr, "batch": 10, "averages": ("0.9", "1/4"), "test": True}
     made = config(data, **FAMILIES[family], **options, schedule=schedule)
     with pytest.raises(TimeUp):
         run(made, tmp_path, until=0.0)  # stopped after the first epoch
@@ -173,7 +174,7 @@ def test_the_test_set_is_judged_by_the_weights_that_validation_preferred():
     best, model = Best(max), torch.nn.Linear(1, 1, bias=False)
     for weight, value in ((1.0, 50.0), (2.0, 70.0), (3.0, 60.0), (4.0, math.nan)):
         model.weight.data.fill_(weight)
-        assert best.look("", model, value) == value or math.isnan(value)
+        assert best.update("", model, value) == value or math.isnan(value)
     again = Best(max)
     again.load_state_dict(best.state_dict())
     assert again.load("", model).weight.item() == 2.0
@@ -212,7 +213,7 @@ def told(result):
 
 
 def test_it_runs_under_torchrun_unchanged(data, tmp_path):
-    options = f"--held 10 --batch 16 --lr 0.05 --records 100 30 --epochs 2 --data {data} --out {tmp_path}"
+    options = f"--held 10 --images 32 --batch 16 --lr 0.05 --records 100 30 --epochs 2 --data {data} --out {tmp_path}"
     run_module("experiments", "train", *options.split(), ranks=2)
     log = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert len(log) == 2
