@@ -47,10 +47,9 @@ ROWS = {  # the network that it takes, and what is set
 def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     """Features and standardised targets of each part, and the deviation of the target in units of 100,000 dollars."""
     rows = read(data / "cal_housing.data", CALIFORNIA, "california")
-    lived = rows["households"]
     columns = ["median_income", "housing_median_age", "AveRooms", "AveBedrms", "population", "AveOccup"]
-    rows = rows.assign(AveRooms=rows["total_rooms"] / lived, AveBedrms=rows["total_bedrooms"] / lived)
-    rows = rows.assign(AveOccup=rows["population"] / lived)
+    for name, counts in {"AveRooms": "total_rooms", "AveBedrms": "total_bedrooms", "AveOccup": "population"}.items():
+        rows[name] = rows[counts] / rows["households"]
     x = rows[[*columns, "latitude", "longitude"]].to_numpy(np.float32)
     y = (rows["median_house_value"] / 1e5).to_numpy(np.float32)
     rest, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)
@@ -60,11 +59,10 @@ def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     noise = np.random.RandomState(0).normal(0.0, 1e-5, (len(train), x.shape[1])).astype(np.float32)
     quantiles.fit(x[train] + noise)
     mean, deviation = float(y[train].mean()), float(y[train].std())
+    features = torch.from_numpy(quantiles.transform(x).astype(np.float32))
+    target = torch.from_numpy((y - mean) / deviation)[:, None]
     parts = {"train": train, "val": val, "test": test}
-    found = {
-        name: (quantiles.transform(x[at]).astype(np.float32), (y[at] - mean) / deviation) for name, at in parts.items()
-    }
-    return {name: (torch.from_numpy(a), torch.from_numpy(b)[:, None]) for name, (a, b) in found.items()}, deviation
+    return {name: (features[at], target[at]) for name, at in parts.items()}, deviation
 
 
 def optimizer_of(name: str, model: nn.Module, criterion: SquaredError) -> torch.optim.Optimizer:

@@ -122,8 +122,8 @@ class Candidate:
         return self.first[column]
 
     @property
-    def place(self) -> tuple[Any, ...]:
-        """Its place in the order of the paper's tables and of η."""
+    def order(self) -> tuple[Any, ...]:
+        """Where it comes in the order of the paper's tables and of η."""
         known = ORDER.index(self.optimizer) if self.optimizer in ORDER else len(ORDER)
         return known, self.method, str(self.task), self.epochs, self.eta, str(self.setting), self.decay
 
@@ -149,7 +149,7 @@ class Candidate:
 def candidates(runs: DataFrame, averaged: bool = False) -> list[Candidate]:
     """The seeds of each setting together, in order."""
     groups = runs[(runs.decay != "") == averaged].groupby(["task", "method", "setting", "epochs", "decay"], sort=False)
-    return sorted((Candidate(group) for _, group in groups), key=lambda c: c.place)
+    return sorted((Candidate(group) for _, group in groups), key=lambda c: c.order)
 
 
 def choose(runs: DataFrame, averaged: bool = False) -> list[Candidate]:

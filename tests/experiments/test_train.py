@@ -103,10 +103,11 @@ def test_augmentation_shifts_and_flips():
         assert any(torch.equal(moved[i], crop) for crop in crops)
 
 
+IMAGES = {"images": 20, "batch": 10}
 FAMILIES = {
-    "wrn": {"model": "wrn-10-1", "images": 20, "augment": True},
-    "densenet": {"dataset": "cifar100", "model": "densenet-10-4", "images": 20},
-    "wrn, half": {"model": "wrn-10-1", "images": 20, "precision": "bfloat16"},
+    "wrn": {"model": "wrn-10-1", "augment": True, **IMAGES},
+    "densenet": {"dataset": "cifar100", "model": "densenet-10-4", **IMAGES},
+    "wrn, half": {"model": "wrn-10-1", "precision": "bfloat16", **IMAGES},
     "bilstm": {"dataset": "snli", "model": "bilstm-128", "precision": "bfloat16"},
     "mlp": {"dataset": "california", "model": "mlp"},
     "gpt": {"dataset": "lm", "model": "gpt-2-64"},
@@ -126,8 +127,8 @@ def test_every_optimizer_trains_every_family_and_resumes(data, tmp_path, monkeyp
     monkeypatch.setitem(IMAGE_MODELS, "densenet-10-4", partial(DenseNet, 10, 4))  # the smallest of its family
     lr = RATES.get(optimizer, 0.05)
     schedule = "snli" if (optimizer, family) == ("sgd", "bilstm") else SCHEDULES.get(optimizer, "")
-    options = {"optimizer": optimizer, "lr": lr, "batch": 10, "averages": ("0.9", "1/4"), "test": True}
-    made = config(data, **FAMILIES[family], **options, schedule=schedule)
+    options = {"optimizer": optimizer, "lr": lr, "batch": 20, "averages": ("0.9", "1/4"), "test": True}
+    made = config(data, schedule=schedule, **options | FAMILIES[family])
     with pytest.raises(TimeUp):
         run(made, tmp_path, until=0.0)  # stopped after the first epoch
     result, whole = run(made, tmp_path), run(made, tmp_path / "whole")
