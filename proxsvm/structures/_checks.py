@@ -36,13 +36,14 @@ def unpack(target: Any, given: Any) -> tuple[Any, Any]:
 
 def check_sizes(name: str, given: Any, most: tuple[int, ...], like: Tensor) -> Tensor:
     """The sizes of the samples: ``[B]``, or ``[B, d]`` for d numbers; all of them the largest possible if None."""
-    shape = (len(like), len(most)) if len(most) > 1 else (len(like),)
-    limit = torch.stack([like.new_full((), n, dtype=torch.long) for n in most]).expand(shape)
+    limits = [like.new_full((len(like),), n, dtype=torch.long) for n in most]
+    limit = torch.stack(limits, 1) if len(most) > 1 else limits[0]
+    shape = limit.shape
     if given is None:
         return limit
     sizes = torch.as_tensor(given, device=like.device)
     if sizes.is_floating_point() or sizes.dtype == torch.bool or sizes.shape != shape:
-        raise ValueError(f"{name} got lengths of {tuple(sizes.shape)}, {sizes.dtype}; expected {shape} integers")
+        raise ValueError(f"{name} got lengths of {tuple(sizes.shape)}, {sizes.dtype}; expected {tuple(shape)} integers")
     longest = " × ".join(map(str, most))
     require((sizes >= 1) & (sizes <= limit), f"{name} got a length outside [1, {longest}]: leave out empty samples")
     return sizes.long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -24,7 +25,7 @@ def log_z(u: Tensor, sizes: Tensor) -> Tensor:
 def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
     most = u.detach().max(1).values.clamp_(min=FORBIDDEN / 2)  # amax takes twice as long
-    return (u - most[:, None]).double().mul_(LOG2_E).exp2_(), most.double()  # exp takes three times as long
+    return (u - most[:, None]).double().mul_(LOG2_E).exp2_(), most  # exp takes three times as long
 
 
 def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
     The sum of these weights is a factor of Z. The root is not a head, until a word has no other: one child is its own.
     """
     weights, most = shifted(u)
-    total, rooted = most.new_zeros(len(u)), torch.zeros_like(sizes, dtype=torch.bool)
+    total, rooted = weights.new_zeros(len(u)), torch.zeros_like(sizes, dtype=torch.bool)
     for k in reversed(range(1, u.shape[1])):
         heads, word = weights[:, :k, k], k <= sizes
         s = heads[:, 1:].sum(1)
@@ -83,3 +84,7 @@ class Eliminated(torch.autograd.Function):
         each = [x.expand(n, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(inputs, in_dims, strict=True)]
         found = Eliminated.apply(*(x.flatten(0, 1) for x in each))  # type: ignore[no-untyped-call]
         return tuple(x.unflatten(0, each[0].shape[:2]) for x in found), (0, 0)
+
+
+# Every apply() asks for it.
+Eliminated.forward.__signature__ = inspect.signature(Eliminated.forward)  # type: ignore[attr-defined]

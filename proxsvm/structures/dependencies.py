@@ -36,19 +36,21 @@ class Dependencies(PartStructure):
             lengths = given[-1] if len(given) - labelled == 2 else None
         sizes, node = check_sizes(name, lengths, (N - 1,), u), torch.arange(N, device=u.device)
         below_root = node > 0
-        word, arcs = below_root & (node <= sizes[:, None]), below_root & (node[:, None] != node)
+        word, arcs = below_root.expand(B, N), below_root & (node[:, None] != node)
         if lengths is not None:
+            word = word & (node <= sizes[:, None])
             arcs = arcs & word[:, None] & (word | (node == 0))[..., None]
         u = torch.where(arcs[..., None] if labelled else arcs, u, FORBIDDEN)  # faster than masked_fill
         if target is None:
             return u, Parts(torch.zeros_like(u), sizes)
 
         def of_words(x: Any, what: str) -> Tensor:
-            return torch.where(word, F.pad(integer_target(name, x, (B, N - 1), what), (1, 0)), 0)
+            padded = F.pad(integer_target(name, x, (B, N - 1), what), (1, 0))
+            return padded if lengths is None else torch.where(word, padded, 0)
 
         heads = of_words(given[0], "heads")
         require((heads >= 0) & (heads <= sizes[:, None]), f"{name} got a head that is neither the root nor a word")
-        phi = u.new_zeros(B, N, N).scatter_(1, heads[:, None], word[:, None].to(u))
+        phi = u.new_zeros(B, N, N).scatter(1, heads[:, None], word[:, None].to(u))
         require(phi[:, 0].sum(1) == 1, f"{name} got a sentence with no root or a second one; expected one head of 0")
         self.check(name, heads)
         if labelled:
