@@ -4,11 +4,8 @@ python -m benchmarks step             the update alone, on the tensors of a WRN-
 python -m benchmarks criterion        forward and backward of a loss, beside torch's CrossEntropyLoss
 python -m benchmarks training_step    forward, backward, update and average, beside AdamW fused with torch's average
 python -m benchmarks metric_cost      the same with our metrics, and the peers that precondition: SOAP and Muon
-
-With ``--threads 1`` the clock is the CPU time of that thread, so that a machine which is not quiet can measure, too.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.benchmark import Measurement
 
 from benchmarks.common import Options, interleaved, ratio, write
 from experiments.lm import GPT
@@ -74,12 +70,6 @@ def update(make: Callable[[Any], Any], shapes: Iterable[tuple[int, ...]]) -> Cal
     return partial(optimizer.step, **({"loss": value} if type(optimizer).__name__ in ("ProxOptimizer", "Momo") else {}))
 
 
-def timed(runs: dict[str, Callable[[], Any]], rounds: int, inner: int, warm_up: int) -> dict[str, Measurement]:
-    """The runs in turn, by the clock on the wall or, of one thread, by its CPU time."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    return interleaved(runs, rounds, inner, warm_up, clock)
-
-
 def step(options: Options) -> None:
     lists: dict[str, list[tuple[int, ...]]] = {
         "WRN-40-4 (116 tensors, 8.9 M)": [tuple(p.shape) for p in WideResNet(40, 4).parameters()],
@@ -90,7 +80,7 @@ def step(options: Options) -> None:
     rows = []
     for which, shapes in lists.items():
         runs = {name: update(make, shapes) for name, make in makes.items()}
-        times = timed(runs, options.rounds(25, quick=5), 3 if len(shapes) < 200 else 30, warm_up=2)
+        times = interleaved(runs, options.rounds(25, quick=5), inner=3 if len(shapes) < 200 else 30, warm_up=2)
         for name in runs:
             measured = {"ms": 1e3 * times[name].median, "interquartile": 1e3 * times[name].iqr}
             compared = {f"/ {to}": ratio(times, name, to) for to in ("SGD fused", "SGD foreach", "AdamW fused")}
@@ -115,7 +105,7 @@ def criterion(options: Options) -> None:
             loss(scores, target).backward()
 
         runs = {name: partial(both, loss) for name, loss in losses.items()}
-        times = timed(runs, options.rounds(25, quick=5), max(5, 300_000 // (n * K)), warm_up=1)
+        times = interleaved(runs, options.rounds(25, quick=5), inner=max(5, 300_000 // (n * K)), warm_up=1)
         ratios = {f"{name} /": ratio(times, name, first) for name in others}
         rows.append({"scores": f"[{n}, {K}]", f"{first}, µs": 1e6 * times[first].median, **ratios})
     write(options, "criterion", rows, "Forward and backward; ratios to torch's CrossEntropyLoss.")
@@ -167,7 +157,7 @@ def compare(options: Options, name: str, makes: dict[str, Callable[[Any], Any]])
     makes = {first: TORCHS["AdamW fused"], **makes}
     for title, network in networks(16 if options.quick else 64).items():
         runs = {kind: whole(network, make, kind in averaged) for kind, make in makes.items()}
-        times = timed(runs, options.rounds(15, quick=3), 10 if title[:3] in ("MLP", "GPT") else 1, warm_up=2)
+        times = interleaved(runs, options.rounds(15, quick=3), 10 if title[:3] in ("MLP", "GPT") else 1, warm_up=2)
         ratios = {f"{kind} /": ratio(times, kind, first) for kind in makes if kind != first}
         rows.append({"network": title, f"{first}, ms": 1e3 * times[first].median, **ratios})
     write(options, name, rows, "Ratios to AdamW fused with torch's average (swa_utils). SOAP of pytorch_optimizer.")
