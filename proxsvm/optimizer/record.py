@@ -50,7 +50,8 @@ class Record:
 
     def clear(self) -> None:
         """Forget what was differentiated."""
-        _INSIDE.depth = 0  # Ctrl-C inside of a watched module has left another
+        for entered in _entered():  # Ctrl-C has left those that were being evaluated
+            entered.discard(self)
         self._stepped: tuple[weakref.ref[Tensor], int] | None = None  # a gradient after the last step, and its version
         self._users: list[weakref.WeakSet[Record]] = []  # for each value: the records whose steps have used it
         self._faults: set[str] = set()
@@ -189,7 +190,13 @@ class _Records(weakref.WeakSet[Record]):
         return _Records, ()
 
 
-_INSIDE = threading.local()  # depth: how many watched modules a thread is inside of
+_INSIDE = threading.local()
+
+
+def _entered() -> list[set[Record]]:
+    """For every watched module that this thread is evaluating, its records."""
+    found: list[set[Record]] = vars(_INSIDE).setdefault("entered", [])
+    return found
 
 
 def watch(module: nn.Module, record: Record) -> None:
@@ -204,7 +211,7 @@ def watch(module: nn.Module, record: Record) -> None:
 
 def _enter(module: nn.Module, args: Any) -> None:
     if not torch.compiler.is_compiling():
-        _INSIDE.depth = getattr(_INSIDE, "depth", 0) + 1
+        _entered().append(set(module._records))  # type: ignore[arg-type]
 
 
 def _leave(module: nn.Module, args: Any, value: Any) -> Tensor | None:
@@ -213,9 +220,10 @@ def _leave(module: nn.Module, args: Any, value: Any) -> Tensor | None:
     if twice := torch.compiler.is_compiling():
         twice = sum(hasattr(part, "_records") for part in module.modules()) > 1
     else:
-        _INSIDE.depth = max(0, getattr(_INSIDE, "depth", 0) - 1)  # the module may be watched since it was entered
+        if entered := _entered():  # else the module is watched since it was entered
+            entered.pop()
         twice = any(hasattr(x, "users") for x in args if isinstance(x, Tensor))
-        records = [] if _INSIDE.depth else records
+        records = [record for record in records if not any(record in outer for outer in entered)]
     if not records or value is None:  # None after an exception
         return None
     if not isinstance(value, Tensor):

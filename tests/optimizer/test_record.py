@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss
+from proxsvm.losses import Atom, CrossEntropy, MultiClassHinge, PiecewiseLinearLoss, SquaredError
 from proxsvm.optimizer.record import Record, watch
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
@@ -502,3 +502,20 @@ def test_an_evaluation_that_was_interrupted_hides_no_later_value():
         optimizer.watch(Function(interrupt))(model(x))
     value = differentiate(optimizer, model, x, y)
     assert optimizer.step() == pytest.approx(float(value))
+
+
+def test_a_value_inside_of_another_optimizers_module_is_recorded():
+    class Penalty(torch.nn.Module):
+        def __init__(self, criterion):
+            super().__init__()
+            self.criterion = criterion
+
+        def forward(self, scores, target):
+            return 1 + self.criterion(scores, target)
+
+    w, v = (torch.nn.Parameter(torch.full((2, 1), x)) for x in (1.0, 2.0))
+    inner = ProxOptimizer(SquaredError(), SingleStepFW(), [w])
+    outer = ProxOptimizer(SquaredError(), SingleStepFW(), [v])
+    outer.watch(Penalty(inner.loss))(w * v, torch.zeros(2, 1)).backward()
+    assert inner._record.sums[0] == 4
+    assert outer._record.sums[0] == 5
