@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proxsvm._kernels.step import Kernels, Loops
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
+from proxsvm._scores import known
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
 from proxsvm.metrics.diagonal import Diagonal, bias_correction
@@ -170,7 +171,9 @@ class Bucket:
         self._matrix: Matrix | None = None
         self._loops: Loops | None = None
         self._gradients: tuple[Tensors, Tensor | None] = (), None
-        self._first: Tensor | None = None  # M⁻¹x of the direction of products(), in the metric's own coordinates
+        # In the metric's own coordinates: M⁻¹x of the direction of products(), and what was asked for by its name.
+        self._first: Tensor | None = None
+        self._coordinates: dict[str, Tensor] = {}
 
     @property
     def sizes(self) -> list[int]:
@@ -189,9 +192,7 @@ class Bucket:
 
     def flat(self, tensors: Tensors) -> Tensor:
         """One tensor per parameter as one new vector."""
-        found = torch.empty(sum(self.sizes), dtype=self.dtype, device=self.device)
-        torch._foreach_copy_(self.views(found), [t.detach() for t in tensors])
-        return found
+        return torch.cat([t.detach().reshape(-1) for t in tensors]).to(self.dtype)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat vector in the parameters' shapes."""
@@ -210,7 +211,7 @@ class Bucket:
     def observe(self, gradients: Tensors, scale: Tensor | None = None, kernels: Kernels | None = None) -> None:
         """Fix M by the first direction of the step, scale · gradients."""
         require_dense(gradients)
-        self._gradients, self._matrix, self._loops = (gradients, scale), None, None
+        self._gradients, self._matrix, self._loops, self._coordinates = (gradients, scale), None, None, {}
         metric, vectors = self.group.metric, {**self.vectors, "g": gradients}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
             vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
@@ -251,14 +252,24 @@ class Bucket:
 
     # In the metric's own coordinates, where a step needs fewer rotations.
 
-    def rotated_gradient(self) -> Tensor:
-        """The coordinates of the direction that was observed."""
-        known = self.matrix.observed
-        return self.map(self.matrix.rotate, self.gradient()) if known is None else self.flat(known)
+    def coordinates(self, name: str) -> Tensor:
+        """The coordinates of g, the direction that was observed, or of what is kept under a name; not to be changed.
 
-    def carried(self, name: str) -> Tensor:
-        """What is kept under a name in the coordinates of the last step, in those of this one."""
-        return self.map(self.matrix.carry, self.flat(self.vectors[name]))
+        q and the sum of the steps are kept in the coordinates of the step before.
+        """
+        if name not in self._coordinates:
+            matrix = self.matrix
+            if name == "g":
+                found = self.map(matrix.rotate, self.gradient()) if matrix.observed is None else matrix.observed
+            else:
+                change = matrix.carry if name in TURNING else matrix.rotate
+                found = self.map(change, self.flat(self.vectors[name]))
+            self._coordinates[name] = found
+        return self._coordinates[name]
+
+    def inside(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
+        """A linear map of coordinates."""
+        return function([x])[0] if self.matrix.flat else self.map(function, x)
 
     # The two passes of a single step.
 
@@ -275,21 +286,21 @@ class Bucket:
                 assert kept.steps is not None
                 moments = metric.beta2, metric.eps, bias_correction(metric.beta2, kept.steps).item()
             return Sums(*self._loops.products(a, b, self._gradients[1], moments, decay))
-        x = g = self.rotated_gradient()
+        x = g = self.coordinates("g")
         inside, zero = self.matrix.inside, g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
         if past:
-            q = self.carried("q")
+            q = self.coordinates("q")
             x = torch.add(q * b, g, alpha=a)
-        y = self._first = self.map(inside.solve, x)
+        y = self._first = self.inside(inside.solve, x)
         if past:
             qx = torch.dot(q, y)
         if auto:
-            moved = self.carried("moved")
-            gg, uu = torch.dot(g, self.map(inside.solve, g)), torch.dot(moved, self.map(inside.times, moved))
+            moved = self.coordinates("moved")
+            gg, uu = torch.dot(g, self.inside(inside.solve, g)), torch.dot(moved, self.inside(inside.times, moved))
         if decay or (auto and starting):
-            w = self.map(self.matrix.rotate, self.flat(self.w))
-            wx, ww = torch.dot(w, x), torch.dot(w, self.map(inside.times, w))
+            w = self.coordinates("w")
+            wx, ww = torch.dot(w, x), torch.dot(w, self.inside(inside.times, w))
             qw = torch.dot(q, w) if past else zero
         return Sums(torch.dot(x, y), wx, ww, qx, qw, gg, uu)
 
@@ -316,41 +327,34 @@ class Bucket:
         if x is None and self._loops is not None:
             return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
-            self._first = self.map(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
+            self._first = self.inside(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
-        inside, self._first = self._first.mul_(-self.eta * factor), None
-        d = self.map(self.matrix.rotate_back, inside)
+        moved, self._first = self._first * (-self.eta * factor), None
+        d, w = self.map(self.matrix.rotate_back, moved), self.flat(self.w)
         new: dict[str, Tensor] = {}
-        w = self.flat(self.w) if self.decay else None
         if "z" in self.vectors:
-            change = self.flat(self.vectors["z"]).mul_(mu - 1).add_(d)
-            if w is not None:
-                change.addcmul_(w, lift, value=-1)
-            new["z"] = self._changed("z", change, skip)
-            d.add_(self._rounded(new["z"]), alpha=mu)
-        if w is not None:
-            d.addcmul_(w, drop, value=-1) if isinstance(drop, Tensor) else d.sub_(w, alpha=drop)
+            z = torch.add(d, self.flat(self.vectors["z"]), alpha=mu)
+            new["z"] = self._unless(skip, "z", z.addcmul_(w, lift, value=-1) if self.decay else z)
+            d = torch.add(d, self._rounded(new["z"]), alpha=mu)
+        if self.decay:
+            d = d - drop * w
         if "moved" in self.vectors:
-            inside = self.map(self.matrix.rotate, d) if w is not None or "z" in new else inside
-            new["moved"] = self._changed("moved", inside.clone(), skip)
-        del w, inside  # few copies of the parameters at a time
-        new["w"] = self._changed("w", d, skip)
+            turned = self.map(self.matrix.rotate, d) if self.decay or "z" in new else moved
+            new["moved"] = self._unless(skip, "moved", self.coordinates("moved") + turned)
+        new["w"] = self._unless(skip, "w", w.add_(d))
         if "q" in self.vectors:
-            new["q"] = self._changed("q", self.rotated_gradient().sub_(self.carried("q")).mul_(1 - mu), skip)
+            new["q"] = self._unless(skip, "q", torch.lerp(self.coordinates("q"), self.coordinates("g"), 1 - mu))
         if "average" in self.vectors:
-            change = self._rounded(new["w"]).sub(self.flat(self.vectors["average"])).mul_(rate)
-            new["average"] = self._changed("average", change, skip)
+            mean = torch.lerp(self.flat(self.vectors["average"]), self._rounded(new["w"]), rate)
+            new["average"] = self._unless(skip, "average", mean)
+        self._coordinates = {}
         pairs = [pair for name, x in new.items() for pair in zip(self.vectors[name], self.views(x), strict=True)]
         learned, numbers = self._learned(skip)
         return [*copying([*pairs, *learned]), *numbers], skip
 
-    def _changed(self, name: str, change: Tensor, skip: Tensor) -> Tensor:
-        """w, or what is kept under a name, after a change, in its memory; as before, bit for bit, if ``skip`` holds."""
-        if name in TURNING and self.matrix.turned:
-            change.sub_(self.flat(self.vectors[name])).add_(self.carried(name))
-        change.masked_fill_(skip, 0)  # not multiplied by 0: NaN · 0 is NaN
-        torch._foreach_add_(self.views(change), [t.detach() for t in self.vectors[name]])
-        return change
+    def _unless(self, skip: Tensor, name: str, new: Tensor) -> Tensor:
+        """What is kept under ``name`` after the step: ``new``, or as before, bit for bit, if ``skip`` holds."""
+        return new if known(skip) is False else torch.where(skip, self.flat(self.vectors[name]), new)
 
     def _rounded(self, x: Tensor) -> Tensor:
         """``x`` as the parameters can hold it."""
@@ -368,7 +372,7 @@ class Bucket:
                 if not isinstance(x, Tensor):  # a plain number is counted whether the step is skipped or not
                     numbers.append(partial(self.kept.metric[i].update, {name: x}))
                 elif x is not before[name]:
-                    x = torch.where(skip, before[name], x)
+                    x = x if known(skip) is False else torch.where(skip, before[name], x)
                     if self.group.metric.elementwise:  # one vector was observed instead of many parameters
                         pairs += zip((own[name] for own in self.kept.metric), self.views(x), strict=True)
                     else:
@@ -630,7 +634,7 @@ class Geometry:
 
     def past(self) -> list[Tensor]:
         """q, one tensor per parameter, out of the coordinates in which it is kept."""
-        return self._gather(lambda bucket: bucket.map(bucket.matrix.rotate_back, bucket.carried("q")))
+        return self._gather(lambda bucket: bucket.map(bucket.matrix.rotate_back, bucket.coordinates("q")))
 
 
 def _nothing_kept(group: Group, w: list[Tensor]) -> Kept:

@@ -22,8 +22,10 @@ class Matrix(ABC):
     both, so that a step needs one rotation there and one back.
     """
 
-    observed: Tensors | None = None
-    """The coordinates of the gradients that the metric has observed, where it knows them."""
+    observed: Tensor | None = None
+    """The coordinates of the gradients that the metric has observed, as one vector, where it knows them."""
+    flat: bool = False
+    """Whether ``inside`` takes all coordinates as one vector."""
     turned: bool = False
     """Whether Q is another than in the step before."""
 

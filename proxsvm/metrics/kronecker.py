@@ -76,21 +76,23 @@ class Kronecker(Metric):
                     if name in own:
                         own[name] = torch.addmm(own[name], side, side.T, beta=self.beta, alpha=1 - self.beta)
         _refresh([own for own in after if own.get("age", -1) % self.every == 0])
-        rotated = [_rotated(g, own) for g, own in zip(gradients, after, strict=True)]
-        for g, own in zip(rotated, after, strict=True):
-            own["v"] = torch.lerp(g.square(), own["v"], self.beta2)
+        rotated = _joined([_rotated(g, own) for g, own in zip(gradients, after, strict=True)])
+        v = torch.lerp(rotated.square(), _joined([own["v"] for own in after]), self.beta2)
+        for part, own in zip(_split(v, gradients), after, strict=True):
+            own["v"] = part
             if "age" in own:
                 own["age"] += 1
-        correction = bias_correction(self.beta2, steps)
-        entries = [(own["v"] * correction).sqrt_().add_(self.eps) for own in after]
+        entries = (v * bias_correction(self.beta2, steps)).sqrt_().add_(self.eps)
         return RotatedMatrix(state, after, entries, rotated), after
 
 
 class RotatedMatrix(Matrix):
     """M as a diagonal of ``entries`` in the bases U and V of each parameter, which had others ``before``."""
 
-    def __init__(self, before: list[State], bases: list[State], entries: Tensors, observed: Tensors) -> None:
-        self.before, self.bases, self.observed, self._inside = before, bases, observed, DiagonalMatrix(entries)
+    flat = True
+
+    def __init__(self, before: list[State], bases: list[State], entries: Tensor, observed: Tensor) -> None:
+        self.before, self.bases, self.observed, self._inside = before, bases, observed, DiagonalMatrix([entries])
         pairs = [(old.get(basis), new.get(basis)) for old, new in zip(before, bases, strict=True) for basis in "UV"]
         self.turned = any(old is not new for old, new in pairs)
 
@@ -115,20 +117,32 @@ class RotatedMatrix(Matrix):
 
     def solve(self, x: Tensors) -> Tensors:
         """Q (Qᵀx / m)."""
-        return self.rotate_back(self.inside.solve(self.rotate(x)))
+        return self.rotate_back(_split(self.inside.solve([_joined(self.rotate(x))])[0], x))
 
     def times(self, x: Tensors) -> Tensors:
         """Q (m Qᵀx)."""
-        return self.rotate_back(self.inside.times(self.rotate(x)))
+        return self.rotate_back(_split(self.inside.times([_joined(self.rotate(x))])[0], x))
 
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
         """rows · Q m^(−½) Qᵀ."""
         pieces = torch.split(rows, [math.prod(shape) for shape in shapes], 1)
         found = []
-        for piece, shape, own, m in zip(pieces, shapes, self.bases, self._inside.entries, strict=True):
-            turned = [_rotated(_rotated(row.to(m.dtype).view(shape), own) / m.sqrt(), own, back=True) for row in piece]
+        entries = torch.split(self._inside.entries[0].sqrt(), [piece.shape[1] for piece in pieces])
+        for piece, shape, own, m in zip(pieces, shapes, self.bases, entries, strict=True):
+            rows_ = [_rotated(row.to(m.dtype).view(shape), own) / m.view(shape) for row in piece]
+            turned = [_rotated(row, own, back=True) for row in rows_]
             found.append(torch.stack(turned).reshape(len(piece), -1).to(rows.dtype))
         return torch.cat(found, 1)
+
+
+def _joined(x: Tensors) -> Tensor:
+    """One tensor per parameter as one vector."""
+    return torch.cat([a.reshape(-1) for a in x])
+
+
+def _split(flat: Tensor, like: Tensors) -> Tensors:
+    """The inverse, in the shapes of ``like``."""
+    return [part.view(a.shape) for part, a in zip(torch.split(flat, [a.numel() for a in like]), like, strict=True)]
 
 
 def _rotated(x: Tensor, own: State, back: bool = False) -> Tensor:

@@ -123,7 +123,7 @@ def test_inductor_generates_few_kernels():
         p.grad = torch.randn(5, 4)
     metrics.reset()
     torch.compile(optimizer.step, fullgraph=True)(loss=torch.tensor(0.5))
-    assert 0 < metrics.generated_kernel_count <= 8
+    assert 0 < metrics.generated_kernel_count <= 12
     assert 0 < optimizer.last.gamma <= 1
     metrics.reset()
     scores, target = torch.randn(128, 100, requires_grad=True), torch.randint(100, (128,))
