@@ -144,7 +144,7 @@ class Kept(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Inner products of x = a g + b q: 0-dim tensors, 0 where they were not requested. u: how far w has moved."""
+    """Inner products of x = (1 − b) g + b q: 0-dim tensors, 0 where they were not requested. u: how far w has moved."""
 
     xx: Tensor  # ⟨x, M⁻¹x⟩
     wx: Tensor  # ⟨w, x⟩
@@ -236,12 +236,14 @@ class Bucket:
             return metric
         if self._matrix is None:
             assert kept.steps is not None
-            g = self.gradient()
-            gradients, self._before = self.views(g), kept.metric
             if metric.elementwise:  # one vector instead of many parameters
                 joined = {name: self.flat([own[name] for own in kept.metric]) for name in metric.state}
-                gradients, self._before = [g], [joined]
-            self._matrix, self._after = metric.observe(gradients, self._before, kept.steps)
+                given, self._before = [self.gradient()], [joined]
+            else:
+                gradients, scale = self._gradients
+                given, self._before = [g.detach().to(self.dtype) for g in gradients], kept.metric
+                given = given if scale is None else list(torch._foreach_mul(given, scale))
+            self._matrix, self._after = metric.observe(given, self._before, kept.steps)
         return self._matrix
 
     def gradient(self) -> Tensor:
@@ -253,9 +255,9 @@ class Bucket:
     # In the metric's own coordinates, where a step needs fewer rotations.
 
     def coordinates(self, name: str) -> Tensor:
-        """The coordinates of g, the direction that was observed, or of what is kept under a name; not to be changed.
+        """The coordinates of g, the direction that was observed, or of what is kept under a name.
 
-        q and the sum of the steps are kept in the coordinates of the step before.
+        q and the sum of the steps are kept in the coordinates of the step before. The update changes both in place.
         """
         if name not in self._coordinates:
             matrix = self.matrix
@@ -273,8 +275,8 @@ class Bucket:
 
     # The two passes of a single step.
 
-    def products(self, a: float, b: float, starting: bool) -> Sums:
-        """The inner products of x = a g + b q, with g the observed direction: all that a single step needs.
+    def products(self, b: float, starting: bool) -> Sums:
+        """The inner products of x = (1 − b) g + b q, with g the observed direction: all that a single step needs.
 
         ``starting``: whether ⟨w, M w⟩ is needed, because it may be the first step of lr="auto".
         """
@@ -285,19 +287,20 @@ class Bucket:
             if isinstance(metric, Diagonal):
                 assert kept.steps is not None
                 moments = metric.beta2, metric.eps, bias_correction(metric.beta2, kept.steps).item()
-            return Sums(*self._loops.products(a, b, self._gradients[1], moments, decay))
+            return Sums(*self._loops.products(1 - b, b, self._gradients[1], moments, decay))
         x = g = self.coordinates("g")
         inside, zero = self.matrix.inside, g.new_zeros(())
         wx = ww = qx = qw = gg = uu = zero
         if past:
             q = self.coordinates("q")
-            x = torch.add(q * b, g, alpha=a)
+            x = torch.lerp(g, q, b)
         y = self._first = self.inside(inside.solve, x)
         if past:
             qx = torch.dot(q, y)
         if auto:
             moved = self.coordinates("moved")
-            gg, uu = torch.dot(g, self.inside(inside.solve, g)), torch.dot(moved, self.inside(inside.times, moved))
+            gg = torch.dot(g, self.inside(inside.solve, g) if past else y)
+            uu = torch.dot(moved, self.inside(inside.times, moved))
         if decay or (auto and starting):
             w = self.coordinates("w")
             wx, ww = torch.dot(w, x), torch.dot(w, self.inside(inside.times, w))
@@ -333,19 +336,19 @@ class Bucket:
         d, w = self.map(self.matrix.rotate_back, moved), self.flat(self.w)
         new: dict[str, Tensor] = {}
         if "z" in self.vectors:
-            z = torch.add(d, self.flat(self.vectors["z"]), alpha=mu)
+            z = self.flat(self.vectors["z"]).mul_(mu).add_(d)
             new["z"] = self._unless(skip, "z", z.addcmul_(w, lift, value=-1) if self.decay else z)
             d = torch.add(d, self._rounded(new["z"]), alpha=mu)
         if self.decay:
             d = d - drop * w
         if "moved" in self.vectors:
             turned = self.map(self.matrix.rotate, d) if self.decay or "z" in new else moved
-            new["moved"] = self._unless(skip, "moved", self.coordinates("moved") + turned)
+            new["moved"] = self._unless(skip, "moved", self.coordinates("moved").add_(turned))
         new["w"] = self._unless(skip, "w", w.add_(d))
         if "q" in self.vectors:
-            new["q"] = self._unless(skip, "q", torch.lerp(self.coordinates("q"), self.coordinates("g"), 1 - mu))
+            new["q"] = self._unless(skip, "q", self.coordinates("q").lerp_(self.coordinates("g"), 1 - mu))
         if "average" in self.vectors:
-            mean = torch.lerp(self.flat(self.vectors["average"]), self._rounded(new["w"]), rate)
+            mean = self.flat(self.vectors["average"]).lerp_(self._rounded(new["w"]), rate)
             new["average"] = self._unless(skip, "average", mean)
         self._coordinates = {}
         pairs = [pair for name, x in new.items() for pair in zip(self.vectors[name], self.views(x), strict=True)]
@@ -492,12 +495,12 @@ class Geometry:
         for bucket in self.buckets:
             bucket.observe(bucket.own(x), scale, self._kernels)
 
-    def first(self, a: float = 1.0, b: float = 0.0) -> Products:
-        """Choose η where it is automatic, and return the inner products of the first direction, a · x + b · q."""
+    def first(self, b: float = 0.0) -> Products:
+        """Choose η where it is automatic; the inner products of the first direction, (1 − b) x + b q."""
         starting = any(group.auto for group in self.groups)
         if starting and self.history is not None and self.history.max_distance.is_cpu:
             starting = torch.compiler.is_compiling() or bool(self.history.max_distance < 0)
-        rows = [(bucket, bucket.products(a, b, starting)) for bucket in self.buckets]
+        rows = [(bucket, bucket.products(b, starting)) for bucket in self.buckets]
         if any(group.auto for group in self.groups):
             self._choose_eta([(bucket, sums) for bucket, sums in rows if bucket.group.auto])
         found = []

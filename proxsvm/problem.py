@@ -195,7 +195,7 @@ class GradientProblem(Problem):
             old, g = past.mu**2, delta
             lam, self.floor = (1 - old) * lam + old * past.h, (1 - old) * floor
             delta = Deferred(lambda: torch._foreach_lerp([x.detach() for x in g], geometry.past(), old))
-        self.products = geometry.first(1 - old, old)
+        self.products = geometry.first(old)
         self._first = DualPoint(delta, lam, c, 1)
 
     def first(self) -> DualPoint:

@@ -77,7 +77,8 @@ class Kronecker(Metric):
                         own[name] = torch.addmm(own[name], side, side.T, beta=self.beta, alpha=1 - self.beta)
         _refresh([own for own in after if own.get("age", -1) % self.every == 0])
         rotated = _joined([_rotated(g, own) for g, own in zip(gradients, after, strict=True)])
-        v = torch.lerp(rotated.square(), _joined([own["v"] for own in after]), self.beta2)
+        v = _joined([own["v"] for own in after])
+        torch.lerp(rotated.square(), v, self.beta2, out=v)
         for part, own in zip(_split(v, gradients), after, strict=True):
             own["v"] = part
             if "age" in own:
