@@ -257,12 +257,10 @@ class EntropySimplex(Hull):
     q: Tensor
 
     def best(self, v: Tensor) -> Atom:
-        """α = softmax(v)."""
         s = self.q.sum(1, keepdim=True) * v.softmax(1) - self.q
         return Atom(s, self.lift(s))
 
     def lift(self, s: Tensor) -> Tensor:
-        """m · entropy((s + q)/m)."""
         mass = self.q.sum(1)
         alpha = ((s + self.q) / mass.clamp(min=torch.finfo(s.dtype).tiny)[:, None]).clamp(min=0)
         entropy: Tensor = torch.special.entr(alpha).sum(1)

@@ -84,7 +84,6 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         return Atom(p - e_y, delta, inner(p, log_p) + delta - log_p.gather(1, y[:, None]).squeeze(1))
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
-        """The simplex of the classes."""
         y = self.classes(scores, target)
         cost = self._costs(scores, y)
         return Simplex(y, 1 - one_hot(scores, y, scores.shape[1]) if cost is None else cost)
