@@ -84,9 +84,6 @@ def test_it_is_pytorch_crf(batch_first, masked, reduction):
     predicted = ours.decode(scores, lengths=mask)
     best = theirs.decode(across(emissions), mask=across(mask))
     assert [row[:length].tolist() for row, length in zip(predicted, lengths, strict=True)] == best
-    per_token = -theirs(across(emissions), across(labels), mask=across(mask), reduction="token_mean")
-    total = ChainCRF(reduction="sum")(scores, (labels, mask))
-    torch.testing.assert_close(total / mask.sum(), per_token, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kinds", [(ChainCRF, TreeCRF), (ChainHinge, TreeHinge)], ids=["crf", "hinge"])
