@@ -56,7 +56,8 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         if not self.smooth:
             k = (u if cost is None else u + cost).scatter(1, at, -torch.inf).max(1, keepdim=True).indices
             delta = k != at if cost is None else cost.gather(1, k)  # k = y where there is no other class
-            return (scores.gather(1, k) - scores.gather(1, at) + delta).squeeze(1).relu(), None
+            u_k, u_y = scores.gather(1, torch.cat([k, at], 1)).unbind(1)
+            return (u_k - u_y + delta.squeeze(1)).relu(), None
         if self.expand(scores, target) is not scores:
             return super().values(scores, target)
         margins, of_y = scores - u.gather(1, at), 0.0
