@@ -13,32 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from proxsvm import ProxOptimizer, ProxProblem
-from proxsvm.losses import (
-    Atom,
-    AveragePrecisionHinge,
-    BinaryCrossEntropy,
-    ChainCRF,
-    ChainHinge,
-    ConvexLoss,
-    CrossEntropy,
-    GridHinge,
-    Huber,
-    L1Regression,
-    LovaszHinge,
-    MultiClassHinge,
-    MultiLabelHinge,
-    PiecewiseLinearLoss,
-    QuantileRegression,
-    SmoothLoss,
-    SquaredError,
-    SquaredHinge,
-    StructuredHinge,
-    TopKHinge,
-    TreeCRF,
-    TreeHinge,
-    WestonWatkinsHinge,
-)
+from proxsvm import ProxOptimizer, ProxProblem, losses
+from proxsvm.losses import Atom, ConvexLoss
 from proxsvm.metrics import Diagonal, Euclidean, FixedMetric, Kronecker, Metric
 from proxsvm.solvers import BlockFW, CorrectiveFW, DualSolver, MultiStepFW, SingleStepFW
 
@@ -68,7 +44,7 @@ class LossCase:
         return self.name
 
 
-class TwoBits(StructuredHinge):
+class TwoBits(losses.StructuredHinge):
     """A tiny structure that can be listed: two bits, each with a score, and a score for their agreement, twice."""
 
     def features(self, labelling: Tensor, scores: Any) -> tuple[Tensor, Tensor]:
@@ -93,7 +69,7 @@ class OracleOnly(ConvexLoss):
         self.prepare, self.oracle, self.weights = inner.prepare, inner.oracle, inner.weights
 
 
-class BinaryHinge(PiecewiseLinearLoss):
+class BinaryHinge(losses.PiecewiseLinearLoss):
     """A user's loss: an oracle and nothing else, Σ_j max(0, 1 − y_j u_j)."""
 
     def oracle(self, scores: Tensor, target: Tensor) -> Atom:
@@ -172,44 +148,46 @@ def bits(n: int) -> Tensor:
 
 
 LOSSES = [
-    LossCase("hinge", MultiClassHinge, classes),
-    LossCase("hinge-smooth", lambda: MultiClassHinge(smooth=True), classes),
-    LossCase("hinge-cost", lambda: MultiClassHinge(cost_matrix()), classes),
-    LossCase("hinge-cost-smooth", lambda: MultiClassHinge(cost_matrix(), smooth=True), classes),
-    LossCase("hinge-sum", lambda: MultiClassHinge(reduction="sum"), classes),
-    LossCase("top-2", lambda: TopKHinge(2), classes),
-    LossCase("weston-watkins", WestonWatkinsHinge, classes),
-    LossCase("l1", L1Regression, reals),
-    LossCase("l1-band", lambda: L1Regression(epsilon=0.3), reals),
-    LossCase("quantile", lambda: QuantileRegression(0.8), reals),
-    LossCase("quantiles", lambda: QuantileRegression([0.1, 0.3, 0.6, 0.9]), lambda n: torch.randn(n)),
+    LossCase("hinge", losses.MultiClassHinge, classes),
+    LossCase("hinge-smooth", lambda: losses.MultiClassHinge(smooth=True), classes),
+    LossCase("hinge-cost", lambda: losses.MultiClassHinge(cost_matrix()), classes),
+    LossCase("hinge-cost-smooth", lambda: losses.MultiClassHinge(cost_matrix(), smooth=True), classes),
+    LossCase("hinge-sum", lambda: losses.MultiClassHinge(reduction="sum"), classes),
+    LossCase("top-2", lambda: losses.TopKHinge(2), classes),
+    LossCase("weston-watkins", losses.WestonWatkinsHinge, classes),
+    LossCase("l1", losses.L1Regression, reals),
+    LossCase("l1-band", lambda: losses.L1Regression(epsilon=0.3), reals),
+    LossCase("quantile", lambda: losses.QuantileRegression(0.8), reals),
+    LossCase("quantiles", lambda: losses.QuantileRegression([0.1, 0.3, 0.6, 0.9]), lambda n: torch.randn(n)),
     LossCase("structured", TwoBits, lambda n: torch.randint(2, (n, 2)), two_bit_scores),
-    LossCase("chain", ChainHinge, lambda n: torch.randint(2, (n, 2)), chain_scores),
-    LossCase("chain-smooth", lambda: ChainHinge(smooth=True), lambda n: torch.randint(2, (n, 2)), chain_scores),
-    LossCase("tree", TreeHinge, tree_target, tree_scores),
-    LossCase("chain-crf", ChainCRF, lambda n: torch.randint(2, (n, 2)), chain_scores),
-    LossCase("tree-crf", TreeCRF, tree_target, tree_scores),
-    LossCase("grid", GridHinge, lambda n: torch.randint(2, (n, 2, 2)), grid_scores),
-    LossCase("multi-label", lambda: MultiLabelHinge(smooth=True), bits),
-    LossCase("lovasz", LovaszHinge, bits),
-    LossCase("average-precision", AveragePrecisionHinge, bits),
-    LossCase("hinge-weights", lambda: MultiClassHinge(weight=class_weights(), reduction="sum"), classes),
-    LossCase("cross-entropy", CrossEntropy, classes),
-    LossCase("cross-entropy-smoothing", lambda: CrossEntropy(label_smoothing=0.1), classes),
+    LossCase("chain", losses.ChainHinge, lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("chain-smooth", lambda: losses.ChainHinge(smooth=True), lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("tree", losses.TreeHinge, tree_target, tree_scores),
+    LossCase("chain-crf", losses.ChainCRF, lambda n: torch.randint(2, (n, 2)), chain_scores),
+    LossCase("tree-crf", losses.TreeCRF, tree_target, tree_scores),
+    LossCase("grid", losses.GridHinge, lambda n: torch.randint(2, (n, 2, 2)), grid_scores),
+    LossCase("multi-label", lambda: losses.MultiLabelHinge(smooth=True), bits),
+    LossCase("lovasz", losses.LovaszHinge, bits),
+    LossCase("average-precision", losses.AveragePrecisionHinge, bits),
+    LossCase("hinge-weights", lambda: losses.MultiClassHinge(weight=class_weights(), reduction="sum"), classes),
+    LossCase("cross-entropy", losses.CrossEntropy, classes),
+    LossCase("cross-entropy-smoothing", lambda: losses.CrossEntropy(label_smoothing=0.1), classes),
     LossCase(
         "cross-entropy-weights",
-        lambda: CrossEntropy(weight=class_weights(), label_smoothing=0.2, reduction="sum"),
+        lambda: losses.CrossEntropy(weight=class_weights(), label_smoothing=0.2, reduction="sum"),
         classes,
     ),
-    LossCase("cross-entropy-soft", CrossEntropy, lambda n: torch.randn(n, K).softmax(1)),
+    LossCase("cross-entropy-soft", losses.CrossEntropy, lambda n: torch.randn(n, K).softmax(1)),
     LossCase(
-        "binary-cross-entropy", lambda: BinaryCrossEntropy(pos_weight=class_weights()), lambda n: torch.rand(n, K)
+        "binary-cross-entropy",
+        lambda: losses.BinaryCrossEntropy(pos_weight=class_weights()),
+        lambda n: torch.rand(n, K),
     ),
-    LossCase("squared-error", SquaredError, reals),
-    LossCase("squared-error-with-band", lambda: SquaredError(0.3), reals),
-    LossCase("huber", lambda: Huber(0.7), reals),
-    LossCase("squared-hinge", SquaredHinge, bits),
-    LossCase("log-cosh", lambda: SmoothLoss(lambda u, y: (u - y).cosh().log().sum(1)), reals),
+    LossCase("squared-error", losses.SquaredError, reals),
+    LossCase("squared-error-with-band", lambda: losses.SquaredError(0.3), reals),
+    LossCase("huber", lambda: losses.Huber(0.7), reals),
+    LossCase("squared-hinge", losses.SquaredHinge, bits),
+    LossCase("log-cosh", lambda: losses.SmoothLoss(lambda u, y: (u - y).cosh().log().sum(1)), reals),
     LossCase("oracle-only-bounded", Raised, reals),
     LossCase("oracle-only", BinaryHinge, lambda n: torch.randint(2, (n, K)) * 2.0 - 1),
 ]

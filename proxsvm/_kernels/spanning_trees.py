@@ -1,4 +1,4 @@
-"""The sum over all spanning trees, compiled; ``structures/_elimination.py`` has the plain twin."""
+"""The sum over all spanning trees, compiled; ``structures/spanning_tree.py`` has the plain twin."""
 
 from __future__ import annotations
 

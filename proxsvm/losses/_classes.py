@@ -82,7 +82,8 @@ class ClassLoss(ConvexLoss):
 
     def expand(self, scores: Tensor, target: Tensor) -> Tensor:
         """Scores of −∞ as very low finite ones, except for the true classes: 0 · ∞ would be NaN."""
-        if known(scores.detach().amin() > -torch.inf):
+        low = known(scores.detach().amin())
+        if low is not None and low > -torch.inf:
             return scores
         return scores.masked_fill((scores.detach() == -torch.inf) & ~self._has_mass(scores, target), MASKED)
 

@@ -68,7 +68,6 @@ class BinaryCrossEntropy(RegressionLoss, SmoothLoss):
         return summed(F.binary_cross_entropy_with_logits(scores, target, weight, None, None, "none", positive))
 
     def hull(self, scores: Tensor, target: Tensor) -> EntropyBox:
-        """The box −a ≤ s ≤ b under the entropy."""
         omega, pi = (1.0 if x is None else x.to(scores) for x in (self.weight, self.pos_weight))
         return EntropyBox(omega * pi * target, omega * (1 - target))
 

@@ -37,23 +37,18 @@ class CRF(SmoothLoss):
         self.structure = structure
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
-        """The structure's checks and standard form."""
         return self.structure.labelled(type(self).__name__, scores, target)
 
     def expand(self, scores: Any, target: Any) -> Any:
-        """One entry per sample and part."""
         return self.structure.expand(scores, target)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
-        """log Z − score(y), from scores that samples may share."""
         return self.formula(scores, target), None
 
     def formula(self, scores: Any, target: Any) -> Tensor:
-        """log Z − score(y)."""
         return self.structure.excess(scores, target, log_sum_exp)
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
-        """All marginals of the structure under their entropy."""
         return MarginalHull.of(self.structure, scores, target, None)
 
     def decode(self, scores: Any, **given: Any) -> Any:
@@ -68,6 +63,5 @@ class CRF(SmoothLoss):
         return self.structure.marginals(mu, y)
 
     def extra_repr(self) -> str:
-        """With the structure."""
         name = f"{type(self.structure).__name__}(), " if type(self) is CRF else ""
         return name + super().extra_repr()

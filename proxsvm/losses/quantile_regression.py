@@ -35,7 +35,6 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         self.tau: float | list[float] = levels.tolist()
 
     def prepare(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The target is repeated for each level."""
         if isinstance(self.tau, list) and isinstance(scores, Tensor) and isinstance(target, Tensor):
             if scores.dim() < 2 or scores.shape[-1] != len(self.tau):
                 given = f"QuantileRegression with {len(self.tau)} levels got scores of shape {tuple(scores.shape)}"
@@ -45,7 +44,6 @@ class QuantileRegression(RegressionLoss, PiecewiseLinearLoss):
         return super().prepare(scores, target)
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:
-        """The box −τ ≤ s ≤ 1 − τ."""
         levels = self.tau if isinstance(self.tau, list) else [self.tau]
         # Filled on the device: copying them there would synchronise.
         tau = torch.stack([scores.new_full((), level) for level in levels]).expand(scores.shape)

@@ -45,7 +45,6 @@ class SmoothLoss(ConvexLoss):
         return Atom(s, value - inner(s, scores) if offset is None else offset, value)
 
     def values(self, scores: Any, target: Any) -> tuple[Tensor, Atom | None]:
-        """f(u_i, y_i), differentiated by autograd."""
         return self._values(self.expand(scores, target), target), None
 
     def _values(self, scores: Any, target: Any) -> Tensor:

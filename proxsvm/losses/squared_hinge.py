@@ -31,6 +31,5 @@ class SquaredHinge(RegressionLoss, SmoothLoss):
         return summed((1 - (2 * target - 1) * scores).clamp(min=0).square())
 
     def hull(self, scores: Tensor, target: Tensor) -> Box:
-        """s on the side of −t, under a paraboloid."""
         bound = torch.inf * torch.ones_like(target)
         return Box((-bound).where(target == 1, 0.0), bound.where(target == 0, 0.0), 2 * target - 1, ridge=0.5)

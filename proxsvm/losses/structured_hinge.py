@@ -50,13 +50,6 @@ class StructuredHinge(PiecewiseLinearLoss):
     tensor([[1, 0]])
     """
 
-    exact: bool = True
-    """Whether :meth:`decode` always finds the best labelling.
-
-    A loss with an approximate decoder sets it to False. Every atom is still a piece of the loss, and y itself is used
-    where the decoder finds nothing better, so a step is still a feasible ascent step of the dual, with γ = 0 where it
-    does not help. But the value and the gap are then lower bounds, not certificates.
-    """
     node_cost: Tensor | None
 
     def __init__(
@@ -79,13 +72,11 @@ class StructuredHinge(PiecewiseLinearLoss):
     # With a structure.
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
-        """The structure's checks and standard form."""
         if self.structure is None:
             return super().prepare(scores, target)
         return self.structure.labelled(type(self).__name__, scores, target)
 
     def expand(self, scores: Any, target: Any) -> Any:
-        """One entry per sample and part."""
         return scores if self.structure is None else self.structure.expand(scores, target)
 
     def _part_costs(self, target: Any, scores: Any) -> Any:
@@ -118,7 +109,10 @@ class StructuredHinge(PiecewiseLinearLoss):
         return Atom(s, c, torch.where(truth == -torch.inf, torch.inf, inner(s, relative) + c))
 
     def oracle(self, scores: Any, target: Any) -> Atom:
-        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used."""
+        """s = φ(ȳ) − φ(y), c = Δ(ȳ, y) at the decoded ȳ; an approximate ȳ that is worse than y is not used.
+
+        A loss with an approximate decoder sets ``exact`` to False: steps still ascend the dual.
+        """
         if self.structure is None:
             found = self._atom(self.decode(scores, target), scores, target)
         else:
@@ -130,7 +124,6 @@ class StructuredHinge(PiecewiseLinearLoss):
         return zero.where(found.value_at(scores) <= 0, found)  # a NaN stays in the value
 
     def hull(self, scores: Any, target: Any) -> Hull | None:
-        """All marginals of the structure, or an atom for each listed labelling."""
         if self.structure is not None:
             return MarginalHull.of(self.structure, scores, target, self._part_costs(target, scores))
         listed = self.labellings(scores, target)
@@ -175,7 +168,6 @@ class StructuredHinge(PiecewiseLinearLoss):
         return Atom(s, self.cost(labelling, target).to(parts(scores)[0]))
 
     def extra_repr(self) -> str:
-        """With the options of Δ, and a note where the decoder is approximate."""
         cost = "" if self.node_cost is None else f"cost={tuple(self.node_cost.shape)}, "
         name = f"{type(self.structure).__name__}(), " if type(self) is StructuredHinge and self.structure else ""
         options = name + cost + ("normalize=True, " if self.normalize else "")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, require
 from proxsvm.structures._checks import before, check_parts, check_sizes, unpack
-from proxsvm.structures._parts import ChartStructure, Parts
+from proxsvm.structures.base import ChartStructure, Parts
 from proxsvm.structures.semirings import Reduce
 
 STEPS = ((1, 1), (1, 0), (0, 1))  # a match, a gap in the second sequence, a gap in the first
@@ -33,7 +33,6 @@ class Alignment(ChartStructure):
     what = "move"
 
     def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
-        """Moves become indicators."""
         u = check_parts(name, scores, "[B, S, T, 3]")
         target, lengths = unpack(target, lengths)
         sizes = check_sizes(name, lengths, (u.shape[1], u.shape[2]), u)

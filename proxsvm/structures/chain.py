@@ -89,7 +89,6 @@ class Chain(Forest):
         return torch.stack(labels[::-1], 1)
 
     def decode(self, scores: Any, target: Labelling) -> Tensor:
-        """The labels themselves."""
         return target.in_input_order(self._best_labels(scores, target))
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
 from proxsvm.structures._checks import before, check_parts, check_sizes
-from proxsvm.structures._parts import Parts, PartStructure
+from proxsvm.structures.base import Parts, PartStructure
 
 
 class Dependencies(PartStructure):
@@ -66,7 +66,6 @@ class Dependencies(PartStructure):
         require(heads == 0, f"{name} got heads with a cycle: the root is not reached from some word")
 
     def labels(self, phi: Tensor, target: Parts) -> Any:
-        """Heads ``[B, T]``, or (heads, labels), 0 on padding."""
         real = before(phi.shape[1] - 1, target.sizes)
         arcs = phi[:, :, 1:] if phi.dim() == 3 else phi[:, :, 1:].amax(3)
         heads = arcs.argmax(1) * real

@@ -78,7 +78,6 @@ class Forest(Structure):
         return target.real(delta, target.nodes), None
 
     def size(self, target: Labelling, scores: Any) -> Tensor:
-        """The number of nodes."""
         return target.nodes.sum(1).to(scores[0])
 
     def relative(self, scores: Any, target: Labelling) -> tuple[Any, Tensor]:
@@ -114,7 +113,6 @@ class Forest(Structure):
         return target.real(of_node, target.nodes), target.real(of_edge.reshape(pairs.shape), target.edges)
 
     def labels(self, phi: Any, target: Labelling) -> Tensor:
-        """The labels ``[B, V]``, 0 on padding."""
         return target.in_input_order(phi[0].argmax(2))
 
     def marginals(self, mu: Any, target: Labelling) -> tuple[Tensor, Tensor]:

@@ -80,20 +80,16 @@ class Grid(Structure):
         return tuple((f * m).to(scores[0]) for f, m in zip(agree, target.inside, strict=True))
 
     def cost(self, target: Image, scores: Any, table: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """Δ: the number of wrong pixels."""
         super().cost(target, scores, table)
         return ((1 - 2 * target.labels) * target.inside[0]).to(scores[0]), None, None
 
     def size(self, target: Image, scores: Any) -> Tensor:
-        """The number of pixels."""
         return target.inside[0].flatten(1).sum(1).to(scores[0])
 
     def labels(self, phi: Any, target: Image) -> Tensor:
-        """The image ``[B, H, W]``."""
         return phi[0].long()  # type: ignore[no-any-return]
 
     def best(self, scores: Any, target: Image) -> tuple[Tensor, ...]:
-        """By a cut of each image, on the CPU."""
         arrays = [as_array(u) for u in (scores[0], *self._positive("Grid", scores[1:]))]
         found = [torch.from_numpy(self.cut(*each)) for each in zip(*arrays, strict=True)]
         labels = torch.stack(found).to(scores[0].device).long() * target.inside[0]

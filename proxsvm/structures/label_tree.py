@@ -19,24 +19,19 @@ class Labels(Structure):
     """score(y) = Σ_l u_l y_l over y in {0, 1}^L: scores ``[B, L]``, target ``[B, L]`` of 0 and 1, integer or bool."""
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Tensor, Tensor]:
-        """Without a target, the labels are 0."""
         return _checked(name, scores, target)
 
     def features(self, target: Tensor, scores: Tensor) -> Tensor:
-        """φ(y) = y."""
         return target.to(scores)
 
     def cost(self, target: Tensor, scores: Tensor, table: Tensor | None = None) -> Tensor:
-        """Δ: the number of wrong labels."""
         super().cost(target, scores, table)
         return (1 - 2 * target).to(scores)
 
     def size(self, target: Tensor, scores: Tensor) -> Tensor:
-        """L."""
         return torch.full_like(scores[:, 0], scores.shape[1])
 
     def total(self, scores: Tensor, target: Tensor, reduce: Reduce) -> Tensor:
-        """Σ_l ⊕(0, u_l)."""
         return reduce(torch.stack([torch.zeros_like(scores), scores], 2), 2).sum(1)
 
     def excess(self, scores: Tensor, target: Tensor, reduce: Reduce) -> Tensor:
@@ -45,7 +40,6 @@ class Labels(Structure):
         return self.total((1 - 2 * target) * scores, target, reduce) - torch.where(truth.isfinite(), 0.0, truth)
 
     def labels(self, phi: Tensor, target: Tensor) -> Tensor:
-        """0 and 1, ``[B, L]``."""
         return phi.long()
 
 
@@ -68,7 +62,6 @@ class LabelTree(Tree):
         self.parents = torch.as_tensor(parents)
 
     def prepare(self, name: str, scores: Any, target: Any) -> tuple[Any, Labelling]:  # type: ignore[override]
-        """Every label is a node with the two states off and on."""
         check_tuple(name, scores, "(u, pairwise)", 2, 2)
         (u, labels), pairwise = _checked(name, scores[0], target), scores[1]
         B, L = u.shape

@@ -12,8 +12,7 @@ from torch import Tensor
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, integer_target, one_hot, require
 from proxsvm.structures._checks import before, check_parts, check_sizes, unpack
-from proxsvm.structures._parts import Parts, PartStructure
-from proxsvm.structures.base import Marginals
+from proxsvm.structures.base import Marginals, Parts, PartStructure
 from proxsvm.structures.combinatorial import as_array, lowered
 
 
@@ -34,7 +33,6 @@ class Matching(PartStructure):
     likelihood = False
 
     def prepare(self, name: str, scores: Any, target: Any, *, sizes: Any = None) -> tuple[Tensor, Parts]:
-        """Columns become indicators."""
         u = check_parts(name, scores, "[B, n, m]")
         B, n, m = u.shape
         target, sizes = unpack(target, sizes)
@@ -61,11 +59,9 @@ class Matching(PartStructure):
         return phi
 
     def labels(self, phi: Tensor, target: Parts) -> Tensor:
-        """The column of every row, 0 on padding."""
         return phi.argmax(2)
 
     def polytope(self, scores: Tensor, target: Parts) -> Birkhoff:
-        """Doubly stochastic matrices."""
         return Birkhoff(scores, target.sizes)
 
 
@@ -77,7 +73,6 @@ class Birkhoff(Marginals):
     sizes: Tensor
 
     def express(self, with_entropy: bool) -> tuple[tuple[Any, ...], list[Any], Any]:
-        """μ ``[B, n m]``."""
         cp, (B, n, m) = load("cvxpy", extra="qp"), self.scores.shape
         mu = cp.Variable((B, n * m), nonneg=True)
         row, column = (before(k, self.sizes[:, i]).cpu().numpy() for i, k in enumerate((n, m)))

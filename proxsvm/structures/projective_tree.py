@@ -7,7 +7,7 @@ from torch import Tensor
 
 from proxsvm._scores import require
 from proxsvm.structures._checks import before, by_width
-from proxsvm.structures._parts import Parts
+from proxsvm.structures.base import Parts
 from proxsvm.structures.dependencies import Dependencies
 from proxsvm.structures.semirings import Reduce
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, one_hot, require
 from proxsvm.structures._checks import at, before, check_parts, check_sizes
-from proxsvm.structures._parts import Parts, PartStructure
+from proxsvm.structures.base import Parts, PartStructure
 from proxsvm.structures.semirings import Reduce
 
 
@@ -30,7 +30,6 @@ class Segments(PartStructure):
     """
 
     def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
-        """Segments are converted to indicators of the shape of the scores."""
         u = check_parts(name, scores, "[B, T, L, K]")
         B, T, L, K = u.shape
         if isinstance(target, list) and not (target and isinstance(target[0], Tensor)):  # what a DataLoader collates
@@ -92,9 +91,7 @@ class Segments(PartStructure):
         return F.pad(each, (0, 0, 0, L - 1)).unfold(1, L, 1).cumsum(3).transpose(2, 3)
 
     def size(self, target: Parts, scores: Tensor) -> Tensor:
-        """The number of positions."""
         return target.sizes.to(scores)
 
     def labels(self, phi: Tensor, target: Parts) -> list[list[tuple[int, int, int]]]:
-        """A list of (start, end, label) for each sample."""
         return [[(t, t + n + 1, k) for t, n, k in (own > 0.5).nonzero().tolist()] for own in phi]

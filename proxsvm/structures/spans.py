@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxsvm._scores import require
 from proxsvm.structures._checks import at, before, by_width, check_parts, check_sizes, unpack
-from proxsvm.structures._parts import ChartStructure, Parts
+from proxsvm.structures.base import ChartStructure, Parts
 from proxsvm.structures.semirings import Reduce
 
 
@@ -30,7 +30,6 @@ class Spans(ChartStructure):
     """
 
     def prepare(self, name: str, scores: Any, target: Any, *, lengths: Any = None) -> tuple[Tensor, Parts]:
-        """Labels become indicators."""
         u = check_parts(name, scores, "[B, T, T, K]")
         target, lengths = unpack(target, lengths)
         sizes = check_sizes(name, lengths, (u.shape[1],), u)

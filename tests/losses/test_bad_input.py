@@ -3,26 +3,8 @@
 import pytest
 import torch
 
-from proxsvm.losses import (
-    AveragePrecisionHinge,
-    BinaryCrossEntropy,
-    ChainCRF,
-    ChainHinge,
-    CrossEntropy,
-    GridHinge,
-    Huber,
-    L1Regression,
-    LovaszHinge,
-    MultiClassHinge,
-    MultiLabelHinge,
-    QuantileRegression,
-    SmoothLoss,
-    SquaredError,
-    TopKHinge,
-    TreeCRF,
-    TreeHinge,
-    WestonWatkinsHinge,
-)
+from proxsvm import losses
+from proxsvm.losses import ChainHinge, CrossEntropy, GridHinge, MultiClassHinge
 
 X, INDEX = torch.randn(3, 4), torch.tensor([0, 1, 2])
 COST = (1 - torch.eye(4)).index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(torch.nan))
@@ -31,12 +13,12 @@ OPTIONS = {
     "negative class weights": (lambda: CrossEntropy(weight=torch.tensor([1.0, -1.0])), "finite numbers"),
     "weights of other classes": (lambda: CrossEntropy(weight=torch.ones(3))(X, INDEX), "weight is for 3 classes"),
     "reduction": (lambda: MultiClassHinge(reduction="avg"), "reduction is 'avg'"),
-    "k": (lambda: TopKHinge(0), "k is 0"),
-    "half a k": (lambda: TopKHinge(1.5), "k is 1.5"),
-    "too few classes for k": (lambda: TopKHinge(5)(X, INDEX), "expected at least k"),
-    "epsilon": (lambda: L1Regression(epsilon=-1.0), "epsilon is -1"),
-    "infinite epsilon": (lambda: L1Regression(epsilon=torch.inf), "epsilon is inf"),
-    "tau": (lambda: QuantileRegression(1.5), "tau is 1.5"),
+    "k": (lambda: losses.TopKHinge(0), "k is 0"),
+    "half a k": (lambda: losses.TopKHinge(1.5), "k is 1.5"),
+    "too few classes for k": (lambda: losses.TopKHinge(5)(X, INDEX), "expected at least k"),
+    "epsilon": (lambda: losses.L1Regression(epsilon=-1.0), "epsilon is -1"),
+    "infinite epsilon": (lambda: losses.L1Regression(epsilon=torch.inf), "epsilon is inf"),
+    "tau": (lambda: losses.QuantileRegression(1.5), "tau is 1.5"),
     "a cost of other classes": (lambda: MultiClassHinge(torch.zeros(2, 2))(X, INDEX), "cost is for 2 classes"),
     "a sample weight too few": (lambda: MultiClassHinge()(X, INDEX, torch.ones(2)), "sample_weight"),
     "a negative sample weight": (lambda: MultiClassHinge()(X, INDEX, torch.tensor([1.0, -1, 1])), "sample_weight"),
@@ -48,12 +30,18 @@ OPTIONS = {
     "a cost of the truth": (lambda: ChainHinge(torch.eye(3)), "zero diagonal"),
     "a cost that is not square": (lambda: ChainHinge(torch.zeros(2, 3)), r"cost has shape \(2, 3\)"),
     "label smoothing": (lambda: CrossEntropy(label_smoothing=1.5), "label_smoothing is 1.5"),
-    "delta": (lambda: Huber(0.0), "delta is 0.0"),
-    "negative pos_weight": (lambda: BinaryCrossEntropy(pos_weight=torch.tensor(-1.0)), "pos_weight is"),
-    "weights of another shape": (lambda: BinaryCrossEntropy(weight=torch.ones(7))(X, X.sigmoid()), "broadcasts to"),
+    "delta": (lambda: losses.Huber(0.0), "delta is 0.0"),
+    "negative pos_weight": (lambda: losses.BinaryCrossEntropy(pos_weight=torch.tensor(-1.0)), "pos_weight is"),
+    "weights of another shape": (
+        lambda: losses.BinaryCrossEntropy(weight=torch.ones(7))(X, X.sigmoid()),
+        "broadcasts to",
+    ),
     "negative weights of a grid": (lambda: GridHinge(negative="ignore"), "expected 'refuse' or 'project'"),
-    "formula of another shape": (lambda: SmoothLoss(lambda u, y: u.square())(X, None), r"\(3, 4\); expected one per"),
-    "no formula": (lambda: SmoothLoss()(X, None), "must define formula"),
+    "formula of another shape": (
+        lambda: losses.SmoothLoss(lambda u, y: u.square())(X, None),
+        r"\(3, 4\); expected one per",
+    ),
+    "no formula": (lambda: losses.SmoothLoss()(X, None), "must define formula"),
 }
 
 
@@ -65,12 +53,19 @@ def test_bad_options_are_named(case):
 
 
 U, Y = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
-BITS, LABELS, RANKS = LovaszHinge(), MultiLabelHinge(), AveragePrecisionHinge()
-PAIRS, STAR = torch.zeros(3, 2, 2), MultiLabelHinge([-1, 0, 0])
-HINGE, L1 = MultiClassHinge(), L1Regression()
+BITS, LABELS, RANKS = losses.LovaszHinge(), losses.MultiLabelHinge(), losses.AveragePrecisionHinge()
+PAIRS, STAR = torch.zeros(3, 2, 2), losses.MultiLabelHinge([-1, 0, 0])
+HINGE, L1 = MultiClassHinge(), losses.L1Regression()
+CLASSES = CrossEntropy(), HINGE, losses.TopKHinge(2), losses.WestonWatkinsHinge()
 VECTORS = [
-    (HINGE, X, INDEX.double(), "expected class indices"),
-    (WestonWatkinsHinge(), X, INDEX > 0, "expected class indices"),
+    *((loss, X.to(torch.float8_e4m3fn), INDEX, "float8_e4m3fn") for loss in CLASSES),
+    *((loss, X.to_sparse(), INDEX, "sparse_coo") for loss in CLASSES),
+    *((loss, X.to(kind), INDEX, "complex64|int64") for loss in CLASSES for kind in (torch.long, torch.cfloat)),
+    *((loss, X, INDEX.where(INDEX < 2, bad), r"outside \[0, 4\)") for loss in CLASSES for bad in (-1, 4, 10**9)),
+    *((loss, X, X.softmax(1), "argmax.*CrossEntropy.*mixup") for loss in CLASSES[1:]),
+    *((loss, X, INDEX.tolist(), "a list.*torch.as_tensor") for loss in (*CLASSES, losses.BinaryCrossEntropy())),
+    *((loss, U, Y.numpy(), "a ndarray.*torch.as_tensor") for loss in (*CLASSES, BITS, LABELS, RANKS)),
+    (losses.WestonWatkinsHinge(), X, INDEX > 0, "expected class indices"),
     (HINGE, X, INDEX[:2], r"expected \(3,\)"),
     (HINGE, X, torch.zeros(3, 4, dtype=torch.long), r"expected \(3,\)"),
     (HINGE, X[:, 0], INDEX, r"expected one tensor \[n, K\]"),
@@ -80,12 +75,12 @@ VECTORS = [
     (L1, torch.zeros(()), torch.zeros(()), "at least one sample"),
     (L1, [1.0], X, "got scores of a list"),
     (L1, X, X[:, :1], "expected the same shape"),
-    (QuantileRegression([0.1, 0.9]), X, torch.zeros(3), r"expected \[n, ..., 2\]"),
-    (BinaryCrossEntropy(), X, X + 9, r"outside \[0, 1\]"),
+    (losses.QuantileRegression([0.1, 0.9]), X, torch.zeros(3), r"expected \[n, ..., 2\]"),
+    (losses.BinaryCrossEntropy(), X, X + 9, r"outside \[0, 1\]"),
     (CrossEntropy(), X, -X.abs(), "below 0"),
     (CrossEntropy(), X, X.softmax(1)[:2], "class probabilities of shape"),
-    (SquaredError(), X, X[:2], "expected the same shape"),
-    (SquaredError(), X, [1.0], r"torch\.as_tensor"),
+    (losses.SquaredError(), X, X[:2], "expected the same shape"),
+    (losses.SquaredError(), X, [1.0], r"torch\.as_tensor"),
     (L1, X, 3.0, r"torch\.as_tensor"),
     *((loss, U, Y + 2, "not 0, 1") for loss in (BITS, RANKS)),
     *((loss, U, Y[:, :2], "target of shape") for loss in (BITS, LABELS, RANKS)),
@@ -96,9 +91,9 @@ VECTORS = [
     (LABELS, U, Y + 2, "not 0 or 1"),
     (LABELS, (U, PAIRS), Y, "no tuple without a tree"),
     (STAR, U, Y, "needs the scores"),
-    (MultiLabelHinge([-1, 0]), (U, PAIRS), Y, "tree of"),
+    (losses.MultiLabelHinge([-1, 0]), (U, PAIRS), Y, "tree of"),
     (STAR, (U, PAIRS[:2]), Y, "pairwise scores of shape"),
-    (MultiLabelHinge([-1, 2, 1]), (U, PAIRS), Y, "cycle"),
+    (losses.MultiLabelHinge([-1, 2, 1]), (U, PAIRS), Y, "cycle"),
 ]
 
 
@@ -107,7 +102,7 @@ def of(kinds, scores, *targets_and_messages):
 
 
 U, P = torch.zeros(2, 3, 4), torch.zeros(4, 4)
-CHAINS, TREES = (ChainHinge, ChainCRF), (TreeHinge, TreeCRF)
+CHAINS, TREES = (ChainHinge, losses.ChainCRF), (losses.TreeHinge, losses.TreeCRF)
 SEQUENCES = [
     *of(
         CHAINS,

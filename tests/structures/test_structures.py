@@ -2,6 +2,8 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,38 +12,238 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from proxsvm import ProxProblem
+from proxsvm import ProxProblem, structures
 from proxsvm._kernels import spanning_trees
 from proxsvm._scores import inner, like, parts
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.losses.hulls import paid
 from proxsvm.solvers import CorrectiveFW, ExactQP, MultiStepFW, SingleStepFW
-from proxsvm.structures import (
-    Alignment,
-    Chain,
-    Grid,
-    Matching,
-    ProjectiveTree,
-    Segments,
-    SpanningTree,
-    Spans,
-    Structure,
-    _elimination,
-    log_sum_exp,
-)
+from proxsvm.structures import Chain, Matching, ProjectiveTree, Segments, SpanningTree, Structure, Tree, spanning_tree
 from proxsvm.structures.base import add
+from proxsvm.structures.label_tree import Labels
 from proxsvm.verification import check_loss, verify
 from tests.cases import LAYOUTS, expanded
-from tests.structures.cases import (
-    LIKELIHOODS,
-    STRUCTURES,
-    B,
-    each_likelihood,
-    each_structure,
-    enumerate_all,
-    form,
-    holes,
-)
+
+B, T, K = 3, 4, 3
+
+
+@dataclass(frozen=True)
+class StructureCase:
+    """``draw`` returns scores, a target, and all targets of its shape; ``known`` are lengths, or where they are."""
+
+    name: str
+    structure: Callable[[], Structure]
+    draw: Callable[[], tuple[Any, Any, list[Any]]]
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def given(self, target: Any) -> dict[str, Any]:
+        """What decoders need to know of a target: its lengths, its tree."""
+        return {name: target[at] if isinstance(at, int) else at for name, at in self.known.items()}
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def words(size: int, labels: int) -> Tensor:
+    return torch.tensor(list(itertools.product(range(labels), repeat=size)))
+
+
+def chain(own: bool = False, ends: bool = False, lengths: Any = None) -> tuple[Any, Any, list[Any]]:
+    scores = [torch.randn(B, T, K), torch.randn(B, T - 1, K, K) if own else torch.randn(K, K)]
+    scores += [torch.randn(K), torch.randn(B, K)] if ends else []
+
+    def target(labels: Tensor) -> Any:
+        return labels if lengths is None else (labels, torch.as_tensor(lengths))
+
+    return tuple(scores), target(torch.randint(K, (B, T))), [target(w.expand(B, T)) for w in words(T, K)]
+
+
+def tree(own: bool = False, sizes: Any = None) -> tuple[Any, Any, list[Any]]:
+    parents = torch.tensor([[-1, 0, 0, 1], [2, -1, 1, 2], [-1, 0, -1, 2]])
+    scores = torch.randn(B, T, K), torch.randn(B, T, K, K) if own else torch.randn(K, K)
+
+    def target(labels: Tensor) -> Any:
+        return (labels, parents) if sizes is None else (labels, parents, torch.as_tensor(sizes))
+
+    return scores, target(torch.randint(K, (B, T))), [target(w.expand(B, T)) for w in words(T, K)]
+
+
+def labels(tree: bool) -> tuple[Any, Any, list[Any]]:
+    scores = (torch.randn(B, 4), torch.randn(4, 2, 2)) if tree else (torch.randn(B, 4),)
+    return scores, torch.randint(2, (B, 4)), [w.expand(B, 4) for w in words(4, 2)]
+
+
+def grid() -> tuple[Any, Any, list[Any]]:
+    scores = 2 * torch.randn(B, 2, 3), torch.rand(B, 2, 2), torch.rand(B, 1, 3)
+    return scores, torch.randint(2, (B, 2, 3)), [w.view(2, 3).expand(B, 2, 3) for w in words(6, 2)]
+
+
+# Structures whose samples have their own sizes: every labelling of each sample, padded to one shape, the last repeated.
+
+
+def batched(per_sample: list[list[Tensor]], shape: tuple[int, ...], sizes: Tensor | None, fill: int = 0) -> list[Any]:
+    def padded(x: Tensor) -> Tensor:
+        full = torch.full(shape, fill)
+        full[tuple(slice(n) for n in x.shape)] = x
+        return full
+
+    N = max(map(len, per_sample))
+    every = [torch.stack([padded(options[min(k, len(options) - 1)]) for options in per_sample]) for k in range(N)]
+    return [labels if sizes is None else (labels, sizes) for labels in every]
+
+
+def draw_one(every: list[Any]) -> Any:
+    return every[int(torch.randint(len(every), ()))]
+
+
+def heads_of(n: int, projective: bool) -> list[Tensor]:
+    """All trees over n words with one child of the root, by the definition."""
+    found = []
+    for heads in itertools.product(range(n + 1), repeat=n):
+        reached, before = {0}, -1
+        while len(reached) != before:
+            before = len(reached)
+            reached |= {m for m, h in enumerate(heads, 1) if h in reached}
+        arcs = [(min(h, m), max(h, m)) for m, h in enumerate(heads, 1)]
+        crossing = any(a < c < b < d for a, b in arcs for c, d in arcs)
+        if len(reached) == n + 1 and heads.count(0) == 1 and not (projective and crossing):
+            found.append(torch.tensor(heads))
+    return found
+
+
+def dependencies(projective: bool, lengths: list[int] | None = None, R: int = 0) -> tuple[Any, Any, list[Any]]:
+    sizes = None if lengths is None else torch.tensor(lengths)
+    every = batched([heads_of(n, projective) for n in lengths or [4] * B], (4,), None)
+    if R:
+        every = [(heads, kinds.expand(B, 4)) for heads in every for kinds in words(4, R)]
+    if sizes is not None:
+        every = [(*(x if isinstance(x, tuple) else (x,)), sizes) for x in every]
+    return (torch.randn(B, 5, 5, *([R] if R else [])),), draw_one(every), every
+
+
+def binary_trees(i: int, j: int) -> list[list[tuple[int, int]]]:
+    if i == j:
+        return [[(i, i)]]
+    return [[(i, j), *a, *b] for k in range(i, j) for a in binary_trees(i, k) for b in binary_trees(k + 1, j)]
+
+
+def spans(lengths: list[int] | None = None, labels: int = 2) -> tuple[Any, Any, list[Any]]:
+    def of(n: int) -> list[Tensor]:
+        found = []
+        for tree in binary_trees(0, n - 1):
+            for word in words(len(tree), labels):
+                chart = torch.full((n, n), -1)
+                for (i, j), k in zip(tree, word.tolist(), strict=True):
+                    chart[i, j] = k
+                found.append(chart)
+        return found
+
+    n = 3
+    every = batched([of(m) for m in lengths or [n] * B], (n, n), None if lengths is None else torch.tensor(lengths), -1)
+    return (torch.randn(B, n, n, labels),), draw_one(every), every
+
+
+def segments(lengths: list[int] | None = None) -> tuple[Any, Any, list[Any]]:
+    """At most two positions a segment, two labels."""
+
+    def of(n: int) -> list[list[tuple[int, int, int]]]:
+        if n == 0:
+            return [[]]
+        return [[*a, (n - m, n, k)] for m in (1, 2) if m <= n for a in of(n - m) for k in range(2)]
+
+    options = [of(n) for n in lengths or [4] * B]
+    every = [[o[min(k, len(o) - 1)] for o in options] for k in range(max(map(len, options)))]
+    return (torch.randn(B, 4, 2, 2),), draw_one(every), every
+
+
+def alignment(lengths: list[list[int]] | None = None) -> tuple[Any, Any, list[Any]]:
+    def of(s: int, t: int) -> list[Tensor]:
+        if s < 1 or t < 1:
+            return []
+        if (s, t) == (1, 1):
+            return [torch.tensor([[0]])]
+        found = []
+        for move, (di, dj) in enumerate(((1, 1), (1, 0), (0, 1))):
+            for before in of(s - di, t - dj):
+                path = torch.full((s, t), -1)
+                path[: s - di, : t - dj] = before
+                path[-1, -1] = move
+                found.append(path)
+        return found
+
+    sizes = None if lengths is None else torch.tensor(lengths)
+    every = batched([of(s, t) for s, t in lengths or [[3, 3]] * B], (3, 3), sizes, -1)
+    return (torch.randn(B, 3, 3, 3),), draw_one(every), every
+
+
+def matching(sizes: list[list[int]] | None = None) -> tuple[Any, Any, list[Any]]:
+    options = [[torch.tensor(p) for p in itertools.permutations(range(m), n)] for n, m in sizes or [[3, 4]] * B]
+    every = batched(options, (3,), None if sizes is None else torch.tensor(sizes))
+    return (torch.randn(B, 3, 4),), draw_one(every), every
+
+
+def holes() -> Tensor:
+    return torch.tensor([[True, True, False, True], [False, False, True, False], [True, False, True, True]])
+
+
+LENGTHS = [4, 1, 3]
+STRUCTURES = [
+    StructureCase("chain", Chain, chain),
+    StructureCase("chain-own", Chain, lambda: chain(own=True)),
+    StructureCase("chain-lengths", Chain, lambda: chain(own=True, ends=True, lengths=LENGTHS), {"lengths": 1}),
+    StructureCase("chain-mask", Chain, lambda: chain(ends=True, lengths=holes()), {"lengths": 1}),
+    StructureCase("chain-own-mask", Chain, lambda: chain(own=True, lengths=holes()), {"lengths": 1}),
+    StructureCase("tree", Tree, tree, {"parents": 1}),
+    StructureCase("tree-own", Tree, lambda: tree(own=True), {"parents": 1}),
+    StructureCase("tree-mask", Tree, lambda: tree(own=True, sizes=holes()), {"parents": 1, "sizes": 2}),
+    StructureCase("labels", Labels, lambda: labels(tree=False)),
+    StructureCase("label-tree", lambda: structures.LabelTree([-1, 0, 0, 1]), lambda: labels(tree=True)),
+    StructureCase("grid", structures.Grid, grid),
+    StructureCase("segments", Segments, segments),
+    StructureCase("segments-lengths", Segments, lambda: segments(LENGTHS), {"lengths": LENGTHS}),
+    StructureCase("projective", ProjectiveTree, lambda: dependencies(True)),
+    StructureCase("projective-lengths", ProjectiveTree, lambda: dependencies(True, LENGTHS), {"lengths": -1}),
+    StructureCase("projective-labels", ProjectiveTree, lambda: dependencies(True, [3, 1, 2], R=2), {"lengths": -1}),
+    StructureCase("spanning", SpanningTree, lambda: dependencies(False)),
+    StructureCase("spanning-lengths", SpanningTree, lambda: dependencies(False, LENGTHS), {"lengths": -1}),
+    StructureCase("spanning-labels", SpanningTree, lambda: dependencies(False, [3, 1, 2], R=2), {"lengths": -1}),
+    StructureCase("spans", structures.Spans, lambda: spans(labels=1)),
+    StructureCase("spans-lengths", structures.Spans, lambda: spans([3, 1, 2]), {"lengths": 1}),
+    StructureCase("alignment", structures.Alignment, alignment),
+    StructureCase(
+        "alignment-lengths", structures.Alignment, lambda: alignment([[3, 3], [1, 2], [2, 3]]), {"lengths": 1}
+    ),
+    StructureCase("matching", Matching, matching),
+    StructureCase("matching-sizes", Matching, lambda: matching([[3, 4], [2, 2], [1, 3]]), {"sizes": 1}),
+]
+LIKELIHOODS = [case for case in STRUCTURES if case.structure().likelihood]
+
+each_structure = pytest.mark.parametrize("case", STRUCTURES, ids=repr)
+each_likelihood = pytest.mark.parametrize("case", LIKELIHOODS, ids=repr)
+
+
+def form(tensors: Any) -> Any:
+    """Scores in the form in which a structure takes them: one tensor, or a tuple."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """All N labellings of a batch, by their φ, and their scores ``[N, B]``; ``u`` and ``y`` are prepared."""
+
+    u: Any
+    y: Any
+    phi: list[Any]
+    scores: Tensor
+
+
+def enumerate_all(structure: Structure, scores: Any, target: Any, every: list[Any]) -> Enumeration:
+    """By φ alone."""
+    u, y = structure.prepare("test", form(scores), target)
+    u = structure.expand(u, y)
+    phi = [structure.features(structure.prepare("test", form(scores), other)[1], u) for other in every]
+    return Enumeration(u, y, phi, torch.stack([inner(f, u) for f in phi]))
+
 
 seeds = st.integers(0, 10**6)
 
@@ -164,10 +366,10 @@ def test_the_compiled_sum_over_spanning_trees_is_that_of_the_recursion(scale, mo
     values = []
     for compiled in (True, False):
         if not compiled:
-            monkeypatch.setattr(_elimination, "has_numba", lambda: False)
+            monkeypatch.setattr(spanning_tree, "has_numba", lambda: False)
         u, y = SpanningTree().prepare("test", scores, None, lengths=lengths)
-        log_z, mu = SpanningTree().total(u, y, log_sum_exp), CRF(SpanningTree()).marginals(scores, lengths=lengths)
-        values.append((log_z, mu[:3]))
+        log_z = SpanningTree().total(u, y, structures.log_sum_exp)
+        values.append((log_z, CRF(SpanningTree()).marginals(scores, lengths=lengths)[:3]))
     for a, b in zip(*values, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-12)
     assert (values[0][0] <= -1e29).tolist() == [False] * 3 + [True]  # two words that nobody but the root can head
@@ -186,7 +388,7 @@ def test_the_compiled_sum_over_spanning_trees_batches_and_hides_no_error(monkeyp
         raise RuntimeError("broken")
 
     monkeypatch.setattr(spanning_trees, "eliminate", broken)
-    monkeypatch.setattr(_elimination, "has_numba", lambda: True)
+    monkeypatch.setattr(spanning_tree, "has_numba", lambda: True)
     with pytest.raises(RuntimeError, match="broken"):
         loss(scores, HEADS)
 
@@ -263,7 +465,7 @@ def test_half_precision_compilers_and_transforms(case):
     scores, target, _ = case.draw()
     half = tuple(u.to(torch.bfloat16) for u in scores)
     assert all(loss(form(half), target).dtype == torch.float32 for loss in losses(structure))
-    outside_torch = isinstance(structure, (Grid, Matching, SpanningTree))  # their decoders
+    outside_torch = isinstance(structure, (structures.Grid, Matching, SpanningTree))  # their decoders
     tried = [loss for loss in losses(structure) if not outside_torch or isinstance(loss, CRF)]
 
     def values(*u):
@@ -398,11 +600,11 @@ BAD = {
     "a segment without a label": (Segments(), (1, 3, 3, 2), [[(0, 3)]], "expected integers"),
     "a segment with half a label": (Segments(), (1, 3, 3, 2), [[(0, 3, 0.5)]], "expected integers"),
     "a segment that is too long": (Segments(), (1, 3, 3, 2), [[(0, 4, 0)]], "at most 3"),
-    "too few spans": (Spans(), (1, 3, 3, 1), SPAN.clamp(max=-1), "no binary tree"),
-    "crossing spans": (Spans(), (1, 4, 4, 1), None, "cross"),
-    "a span label outside": (Spans(), (1, 3, 3, 1), SPAN + 1, "label outside"),
-    "a broken path": (Alignment(), (1, 2, 3, 3), MOVES.masked_fill(MOVES == 2, -1), "no path"),
-    "a move outside": (Alignment(), (1, 2, 3, 3), MOVES + 3, "move outside"),
+    "too few spans": (structures.Spans(), (1, 3, 3, 1), SPAN.clamp(max=-1), "no binary tree"),
+    "crossing spans": (structures.Spans(), (1, 4, 4, 1), None, "cross"),
+    "a span label outside": (structures.Spans(), (1, 3, 3, 1), SPAN + 1, "label outside"),
+    "a broken path": (structures.Alignment(), (1, 2, 3, 3), MOVES.masked_fill(MOVES == 2, -1), "no path"),
+    "a move outside": (structures.Alignment(), (1, 2, 3, 3), MOVES + 3, "move outside"),
     "an assignment twice": (Matching(), (1, 2, 2), torch.tensor([[1, 1]]), "two rows share"),
     "a column outside": (Matching(), (1, 2, 2), torch.tensor([[1, 2]]), "column outside"),
     "more rows than columns": (Matching(), (1, 3, 2), torch.tensor([[0, 1, 1]]), "more rows than columns"),
@@ -429,6 +631,68 @@ def test_what_has_no_sum_has_no_likelihood():
     with pytest.raises(ValueError, match="use StructuredHinge"):
         CRF(Matching())
     with pytest.raises(ValueError, match="needs marginals"):
-        StructuredHinge(Grid(), smooth=True)
+        StructuredHinge(structures.Grid(), smooth=True)
     with pytest.raises(ValueError, match="no labels for a cost matrix"):
         StructuredHinge(Matching(), cost=1 - torch.eye(2))(torch.zeros(1, 2, 2), torch.tensor([[0, 1]]))
+
+
+# Values and marginals agree with torch-struct's, for the distributions that both have.
+
+
+def their_chain(own: Tensor) -> tuple[Any, Any]:
+    """φ(n, z', z), without unary scores."""
+    return own.transpose(2, 3), lambda edge: edge.transpose(2, 3)
+
+
+def their_dependencies(u: Tensor) -> tuple[Any, Any]:
+    """The root's scores are on the diagonal."""
+    arcs = u[:, 1:, 1:].diagonal_scatter(u[:, 0, 1:], 0, 1, 2)
+
+    def back(x: Tensor) -> Tensor:
+        found = torch.zeros_like(u)
+        found[:, 1:, 1:] = x - torch.diag_embed(x.diagonal(0, 1, 2))
+        found[:, 0, 1:] = x.diagonal(0, 1, 2)
+        return found
+
+    return arcs, back
+
+
+def their_segments(u: Tensor) -> tuple[Any, Any]:
+    """φ(n, length, z', z), which does not depend on z: every labelling counts once for each label before the first."""
+    edge = torch.cat([torch.full_like(u[:, :, :1], -1e9), u], 2)[..., None].expand(*u.shape[:2], -1, K, K).clone()
+    edge[:, 0] -= torch.tensor(float(K)).log()
+    return edge, lambda x: x.sum(4)[:, :, 1:]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch-struct
+@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 2, 4])], ids=["full", "lengths"])
+@pytest.mark.parametrize(
+    ("structure", "theirs", "convert", "shape", "options"),
+    [
+        (Chain(), "LinearChainCRF", their_chain, (3, 4, 3, 3), {}),
+        (ProjectiveTree(), "DependencyCRF", their_dependencies, (3, 6, 6), {"multiroot": False}),
+        (SpanningTree(), "NonProjectiveDependencyCRF", their_dependencies, (3, 6, 6), {"multiroot": False}),
+        (structures.Spans(), "TreeCRF", lambda u: (u, lambda x: x), (3, 5, 5, 3), {}),
+        (Segments(), "SemiMarkovCRF", their_segments, (3, 5, 3, 3), {}),
+    ],
+    ids=["chain", "projective", "spanning", "spans", "segments"],
+)
+def test_it_is_torch_structs(structure: Structure, theirs: str, convert, shape, options, lengths):
+    torch_struct = pytest.importorskip("torch_struct")
+    if lengths is not None and isinstance(structure, (SpanningTree, Segments)):
+        pytest.skip("torch-struct has no lengths for spanning trees, and for segments not those of the enumeration")
+    u = torch.randn(shape)
+    given, back = convert(u)
+    leaf = given.clone().requires_grad_()
+    other = getattr(torch_struct, theirs)(1 * leaf, lengths=lengths, **options)
+    scores = (torch.zeros(3, 5, 3), u) if isinstance(structure, Chain) else u
+    known = {} if lengths is None else {"lengths": lengths}
+    prepared, sample = structure.prepare("test", scores, None, **known)
+    close = {"rtol": 0, "atol": 1e-4 if isinstance(structure, SpanningTree) else 1e-6}  # it adds 1e-5 to a determinant
+    log_z = structure.total(prepared, sample, structures.log_sum_exp)
+    torch.testing.assert_close(log_z, other.partition.detach(), **close)
+    mine = CRF(structure).marginals(scores, **known)
+    torch.testing.assert_close(mine[1] if isinstance(mine, tuple) else mine, back(other.marginals.detach()), **close)
+    if not isinstance(structure, SpanningTree):  # torch-struct has no best one
+        best = structure.best(structure.expand(prepared, sample), sample)
+        torch.testing.assert_close(best[1] if isinstance(best, tuple) else best, back(other.argmax.detach()), **close)
