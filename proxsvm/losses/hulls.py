@@ -190,6 +190,23 @@ class Simplex(ClosedHull):
         return Polytope((alpha - e_y,), offset, [cp.sum(alpha, axis=1) == 1])
 
 
+def rival(v: Tensor, y: Tensor, cost: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The wrong class with the largest v_k + cost_k, ``[n, 1]``, its margin v_k − v_y + cost_k and v_y, ``[n]``.
+
+    Margin and v_y are differentiable. ``cost`` is ``[n, K]``; None for 1. Where there is no wrong class, k is y and the
+    margin 0.
+
+    >>> rival(torch.tensor([[2.0, 0.5, 1.5]]), torch.tensor([0]), None)
+    (tensor([[2]]), tensor([0.5000]), tensor([2.]))
+    """
+    at = y[:, None]
+    u = v.detach() if cost is None else v.detach() + cost
+    k = u.scatter(1, at, -torch.inf).max(1, keepdim=True).indices  # faster than argmax
+    v_k, v_y = v.gather(1, torch.cat([k, at], 1)).unbind(1)
+    delta = k != at if cost is None else cost.gather(1, k)
+    return k, v_k - v_y + delta.squeeze(1), v_y
+
+
 def project_on_simplex(z: Tensor) -> Tensor:
     """The nearest point of the unit simplex to each row: (z − θ)₊ with θ such that it sums to 1.
 
@@ -225,7 +242,7 @@ class Rivals(Hull):
     def best(self, v: Tensor) -> Atom:
         """Every class within the margin; or the k with the largest margins, where their mean is positive."""
         y = self.target[:, None]
-        margin = (v - v.gather(1, y) + self.cost).scatter(1, y, 0.0)
+        margin = (v - v.gather(1, y)).add_(self.cost).scatter_(1, y, 0.0)
         if self.k is None:
             alpha, value = (margin > 0).to(v), margin.clamp(min=0).sum(1)
             offset = inner(self.cost, alpha)
@@ -235,8 +252,8 @@ class Rivals(Hull):
             value = margins.mean(1).clamp(min=0)
             share = ((value > 0).to(v)[:, None] / self.k).expand(-1, self.k)
             alpha, offset = torch.zeros_like(v).scatter(1, top, share), inner(share, self.cost.gather(1, top))
-        alpha = alpha.scatter(1, y, 0.0)
-        return Atom(alpha.scatter(1, y, -alpha.sum(1, keepdim=True)), offset, value)
+        alpha.scatter_(1, y, 0.0)
+        return Atom(alpha.scatter_(1, y, -alpha.sum(1, keepdim=True)), offset, value)
 
     def express(self) -> Polytope:
         cp, y = load("cvxpy", extra="qp"), flat(one_hot(self.cost, self.target, self.cost.shape[1]))

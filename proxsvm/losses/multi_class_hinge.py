@@ -10,7 +10,7 @@ from torch import Tensor
 from proxsvm._scores import inner, one_hot
 from proxsvm.losses._classes import ClassLoss, as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss
-from proxsvm.losses.hulls import Simplex
+from proxsvm.losses.hulls import Simplex, rival
 
 
 class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
@@ -46,45 +46,33 @@ class MultiClassHinge(ClassLoss, PiecewiseLinearLoss):
         return self.cost.to(scores).T[y]
 
     def values(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Atom | None]:
-        """u_k − u_y + Δ(k, y) at the best wrong k; where smoothed, Σ_k s_k (u_k − u_y + Δ(k, y)), which is ⟨s, u⟩ + c.
-
-        Both in few operations. A smoothed atom needs finite scores: masked classes take the general path, and so do
-        accelerators, on which that is not known.
-        """
-        at = self.classes(scores, target).unsqueeze(1)
-        u, cost = scores.detach(), self._costs(scores, at.squeeze(1))
+        """In a handful of operations that autograd differentiates; where smoothed, of log p: its margins are u's."""
+        y = self.classes(scores, target)
+        v = self.expand(scores, target).log_softmax(1) if self.smooth else scores
+        _, margin, v_y = rival(v, y, self._costs(v, y))
         if not self.smooth:
-            k = (u if cost is None else u + cost).scatter(1, at, -torch.inf).max(1, keepdim=True).indices
-            delta = k != at if cost is None else cost.gather(1, k)  # k = y where there is no other class
-            u_k, u_y = scores.gather(1, torch.cat([k, at], 1)).unbind(1)
-            return (u_k - u_y + delta.squeeze(1)).relu(), None
-        if self.expand(scores, target) is not scores:
-            return super().values(scores, target)
-        margins, of_y = scores - u.gather(1, at), 0.0
-        if cost is None:
-            of_y = -1.0  # 1 less for all k, because s sums to 0
-            margins.detach().scatter_(1, at, of_y)
-        else:
-            margins = margins + cost
-        m, alpha = margins.detach(), u.softmax(1)
-        rows = ((alpha * m).sum(1) <= of_y).nonzero().squeeze(1)
-        if len(rows):
-            best = m.index_select(0, rows).argmax(1)
-            alpha.index_fill_(0, rows, 0.0).index_put_((rows, best), alpha.new_ones(()))
-        s = alpha.scatter_add_(1, at, alpha.new_full((), -1.0).expand_as(at))
-        return (s * margins).sum(1), None
+            return margin.relu(), None
+        soft = self._expected(v.detach(), y)[0] - v_y  # its gradient is softmax(u) − e_y
+        return torch.where(soft > 0, soft, margin.relu()), None
 
     def smoothed(self, scores: Tensor, target: Tensor) -> Atom:
-        """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy.
-
-        u differs from log p by the same number for all classes, so ⟨s, u⟩ + c is the mean of log p + Δ, less log p_y.
-        """
+        """s = softmax(u) − e_y with the expected Δ: the gradient of the cross-entropy."""
         y, log_p = self.classes(scores, target), scores.detach().log_softmax(1)
-        cost, p, e_y = self._costs(scores, y), log_p.exp(), one_hot(scores, y, scores.shape[1])
-        delta = 1 - inner(p, e_y) if cost is None else inner(p, cost)
-        return Atom(p - e_y, delta, inner(p, log_p) + delta - log_p.gather(1, y[:, None]).squeeze(1))
+        rest, delta = self._expected(log_p, y)
+        e_y = one_hot(scores, y, scores.shape[1])
+        return Atom(log_p.exp() - e_y, delta, rest - log_p.gather(1, y[:, None]).squeeze(1))
+
+    def _expected(self, log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Under p = softmax(u) the means of log p_k + Δ(k, y) and of Δ(k, y), ``[n]``.
+
+        u differs from log p by the same number for all classes, so ⟨s, u⟩ + c is −log p_y plus the first of them.
+        """
+        p, cost = log_p.exp(), self._costs(log_p, y)
+        delta = 1 - p.gather(1, y[:, None]).squeeze(1) if cost is None else inner(p, cost)
+        return p.mul_(log_p).sum(1) + delta, delta
 
     def hull(self, scores: Tensor, target: Tensor) -> Simplex:
+        """The simplex of the classes."""
         y = self.classes(scores, target)
         cost = self._costs(scores, y)
         return Simplex(y, 1 - one_hot(scores, y, scores.shape[1]) if cost is None else cost)
