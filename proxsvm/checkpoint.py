@@ -51,11 +51,12 @@ def load(path: str | os.PathLike[str], **parts: Any) -> dict[str, Any]:
     states: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if missing := set(parts) - set(states):
         raise ValueError(f"{path} lacks {sorted(missing)}; it has {sorted(states)}")
+    before = copy.deepcopy([part.state_dict() for part in parts.values()])
     with ExitStack() as undo:  # the last one first: the states of a followed model and its optimizer have the averages
         for part in (part for part in parts.values() if not getattr(part, "averaged", True)):
             undo.callback(part.train)
-        for part in parts.values():
-            undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+        for part, state in zip(parts.values(), before, strict=True):
+            undo.callback(part.load_state_dict, state)
         try:
             for name, part in parts.items():
                 part.load_state_dict(state := states.pop(name))

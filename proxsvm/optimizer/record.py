@@ -156,12 +156,15 @@ class Watch(weakref.WeakSet[Record]):
     """The forward hook of a watched module, for all records of its values; that of a copy has none."""
 
     def __call__(self, module: nn.Module, args: Any, value: Any) -> Any:
-        if self and not isinstance(value, Tensor):
+        if not (records := list(self)):
+            return value
+        if not isinstance(value, Tensor):
             raise TypeError(messages.NO_TENSOR.format(type(module).__name__, type(value).__name__))
-        if len(self) > 1 and any(record.hidden for record in self):
+        if len(records) > 1 and any(record.hidden for record in records):
             raise RuntimeError(messages.SHARED)
-        alone = len(self) == 1 and all(record.modules == 1 for record in self)
-        for record in self if value.requires_grad else ():  # a compiler does not have the graph, which tells the rest
+        alone = len(records) == 1 and records[0].modules == 1
+        for record in records if value.requires_grad else ():
+            # A compiler does not have the graph, which tells what a value belongs to, and what of it is recorded.
             value = record.through(value) if alone else _values_of_several_modules_or_optimizers(record, value)
         return value
 
