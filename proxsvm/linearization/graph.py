@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -148,16 +149,17 @@ def leaves(scores: Scores) -> set[int]:
     return {leaf for leaf in found if leaf is not None}
 
 
-def reached(value: Tensor, ids: Set[int]) -> Set[int]:
+def reached(value: Tensor, ids: Set[int], every: bool = True) -> Set[int]:
     """Those of the tensors with these ids to which a backward pass from ``value`` gives a gradient.
 
-    All of them where reentrant checkpointing hides parameters from the graph.
+    One of them is enough if not ``every``; all where reentrant checkpointing hides parameters from the graph.
 
     >>> w, v = torch.ones(2, requires_grad=True), torch.ones(2)
     >>> reached((w * v).sum(), {id(w), id(v)}) == {id(w)}
     True
     """
-    found = set(_leaves([value]))
+    hits = (leaf for leaf in _leaves([value]) if leaf is None or leaf in ids)
+    found = set(hits if every else islice(hits, 1))
     return ids if None in found else ids & found
 
 

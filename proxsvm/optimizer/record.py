@@ -60,12 +60,12 @@ class Record:
         """``value``, connected to the record if it depends on the parameters."""
         compiling = torch.compiler.is_compiling()
         if not compiling and not self.hidden:
-            if not (found := graph.reached(value, set(map(id, self._params())))):
+            if not (found := graph.reached(value, set(map(id, self._params())), every=self._reached is not None)):
                 return value
             self._reached = None if self._reached is None else self._reached | found
         (one, zero), origin = self.leaf.to(value).unbind(), getattr(value, "origin", None)
         seen: Any = value * one
-        if self.modules > 1:  # what is inside of the value may be recorded already
+        if self.modules > 1 and not compiling:  # what is inside of the value may be recorded already
             (known,) = torch.autograd.grad(value.sum(), self.leaf, retain_graph=True, materialize_grads=True)
             seen = seen - (known @ (self.leaf - self.leaf.detach()) / value.numel()).to(value)
         if isinstance(origin, Origin):
@@ -162,10 +162,10 @@ class Watch(weakref.WeakSet[Record]):
             raise TypeError(messages.NO_TENSOR.format(type(module).__name__, type(value).__name__))
         if len(records) > 1 and any(record.hidden for record in records):
             raise RuntimeError(messages.SHARED)
-        alone = len(records) == 1 and records[0].modules == 1
+        # A compiler does not have the graph, which tells what a value belongs to, and what of it is recorded.
+        direct = len(records) == 1 and not any(hasattr(part, "_watch") for part in list(module.modules())[1:])
         for record in records if value.requires_grad else ():
-            # A compiler does not have the graph, which tells what a value belongs to, and what of it is recorded.
-            value = record.through(value) if alone else _values_of_several_modules_or_optimizers(record, value)
+            value = record.through(value) if direct else _values_of_several_modules_or_optimizers(record, value)
         return value
 
     def __reduce__(self) -> Any:
