@@ -3,9 +3,6 @@
 import hashlib
 import os
 import random
-import re
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -43,12 +40,12 @@ def drop(rng: random.Random, data: bytearray) -> None:
 DAMAGES = (flip, zero, truncate, drop)
 
 
-def test_of_four_thousand_damages_none_loads_wrong_and_all_raise_value_errors(tmp_path):
+def test_of_a_thousand_damages_none_loads_wrong_and_all_raise_value_errors(tmp_path):
     path = tmp_path / "last.pt"
     saved = {"first": torch.randn(60), "second": torch.randn(5, 4).half(), "epoch": 3, "name": "wrn", "lr": 0.1}
     checkpoint.save(path, **saved)
     whole, rng, refused = path.read_bytes(), random.Random(0), 0
-    for k in range(4_000):
+    for k in range(1_000):
         data = bytearray(whole)
         DAMAGES[k % len(DAMAGES)](rng, data)
         path.write_bytes(data)
@@ -58,7 +55,7 @@ def test_of_four_thousand_damages_none_loads_wrong_and_all_raise_value_errors(tm
             refused += 1
         else:  # zeros where zeros were
             assert same(loaded, saved), (k, DAMAGES[k % len(DAMAGES)].__name__)
-    assert refused > 3_900
+    assert refused > 950
 
 
 def test_a_file_of_version_0_2_loads(tmp_path):
@@ -97,23 +94,15 @@ def test_a_part_that_does_not_fit_leaves_everything_unchanged(tmp_path):
     assert (schedule.state_dict(), scaler.state_dict()) == before[1:]
 
 
-FULL = """
-import resource, signal, sys, torch
-from proxsvm import checkpoint
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))      # as a disk with no more space
-try:
-    checkpoint.save(sys.argv[1], w=torch.ones(2**16))
-except OSError as error:
-    print(error)
-"""
+def test_a_full_disk_is_named_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
 
-
-def test_a_full_disk_is_named_and_the_old_checkpoint_stays(tmp_path):
     path = tmp_path / "last.pt"
     checkpoint.save(path, epoch=1)
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
-    assert re.search(r"could not write .*last\.pt, the old checkpoint stays: .*File too large", done.stdout)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not write .*last\.pt, the old checkpoint stays: .*No space left"):
+        checkpoint.save(path, epoch=2)
     assert checkpoint.load(path) == {"epoch": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -148,17 +149,18 @@ def leaves(scores: Scores) -> set[int]:
     return {leaf for leaf in found if leaf is not None}
 
 
-def reaches(value: Tensor, ids: Set[int]) -> bool:
-    """Whether a backward pass from ``value`` may give a gradient to a tensor with one of these ids.
+def reached(value: Tensor, ids: Set[int], every: bool = True) -> Set[int]:
+    """Those of the tensors with these ids to which a backward pass from ``value`` gives a gradient.
 
-    The search ends at the first one, which is close for the parameters of a network's last layer. What hides its
-    parameters from the graph, reentrant checkpointing, may reach anything.
+    One of them is enough if not ``every``; all where reentrant checkpointing hides parameters from the graph.
 
-    >>> w = torch.ones(2, requires_grad=True)
-    >>> reaches((3 * w).sum(), {id(w)}), reaches((3 * w).sum(), {id(torch.ones(2))})
-    (True, False)
+    >>> w, v = torch.ones(2, requires_grad=True), torch.ones(2)
+    >>> reached((w * v).sum(), {id(w), id(v)}) == {id(w)}
+    True
     """
-    return any(leaf is None or leaf in ids for leaf in _leaves([value]))
+    hits = (leaf for leaf in _leaves([value]) if leaf is None or leaf in ids)
+    found = set(hits if every else islice(hits, 1))
+    return ids if None in found else ids & found
 
 
 def _leaves(tensors: Sequence[Tensor]) -> Iterator[int | None]:

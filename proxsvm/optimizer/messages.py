@@ -51,10 +51,6 @@ USED = (
     "another optimizer has taken a step for the same loss value, and both together would go too far: put all "
     "parameters into one ProxOptimizer, as parameter groups with options of their own"
 )
-INSIDE = (
-    "a value that is recorded already is inside the value of a module that is watched, and would count twice: watch "
-    f"only one of the two modules, or none, and {_TOTAL}"
-)
 NO_TENSOR = (
     "{} is watched, and returned a {}; expected a tensor: watch a module that returns its term's value alone, or call "
     "optimizer.backward(total)"
@@ -71,10 +67,11 @@ NEGATIVE = (
     "the loss value is negative; expected 0 or more, because γ comes from a loss ℓ ≥ 0: add a constant that keeps it so"
 )
 EDITED = (
-    "a gradient was changed between backward() and step(), so that it no longer belongs to the recorded loss value "
-    "and γ is wrong. To clip, pass ProxOptimizer(..., max_grad_norm=...) and switch the trainer's own clipping off "
+    "a gradient was changed between backward() and step(), so that it no longer belongs to the recorded loss value and "
+    "γ is wrong. To clip, pass ProxOptimizer(..., max_grad_norm=...) and switch the trainer's own clipping off "
     "(max_grad_norm=0 in Hugging Face's TrainingArguments, gradient_clip_val=None in Lightning); to average, divide "
-    "the loss; or pass the value that belongs to the gradients: optimizer.step(loss=value)"
+    "the loss; to write zeros, call optimizer.zero_grad(); or pass the value that belongs to the gradients: "
+    "optimizer.step(loss=value)"
 )
 META = (
     "the optimizer's parameters are on the meta device, without a gradient: module.to_empty() has replaced them. "

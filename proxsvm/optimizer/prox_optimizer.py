@@ -237,17 +237,17 @@ class ProxOptimizer(torch.optim.Optimizer):
 
     def _from_closure(self, closure: Callable[[], Tensor | None]) -> tuple[Tensor | None, Step | None]:
         """What the closure returned, and the problem: of its graph, or of the gradients if it called ``backward()``."""
-        record, before = self._record, self._record.sums
+        record, before = self._record, self._record.leaf.grad
         version, start = (0, None) if before is None else (before._version, before[0].clone())  # autograd adds in place
         with torch.enable_grad():
             value = closure()
         if value is None:
             return None, self._from_backward(None)
-        if record.sums is None or (record.sums is before and before._version == version):
+        if record.leaf.grad is None or (record.leaf.grad is before and before._version == version):
             return value, self._from_graph(value)
         record.claim()
         total = given_value(value)  # it may contain terms that were not recorded
-        return value, self._from_backward(total if start is None or record.sums is not before else total + start)
+        return value, self._from_backward(total if start is None or record.leaf.grad is not before else total + start)
 
     def _from_graph(self, value: Tensor) -> Step:
         """The problem of a value whose graph still exists."""
@@ -291,7 +291,7 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _value(self, loss: Number | None, p: Tensor, scale: Tensor | None) -> Tensor:
         """The value that the gradients belong to, the given one or the recorded one, and its lower bound: ``[2]``."""
         like = torch.empty((), dtype=accumulator(p.dtype), device=p.device)
-        known = None if self._record.sums is None else self._record.sums.to(like)
+        known = None if self._record.leaf.grad is None else self._record.leaf.grad.to(like)
         if known is not None and scale is not None:
             known = known / scale.to(like)
         if loss is not None:

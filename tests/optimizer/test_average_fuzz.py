@@ -92,21 +92,6 @@ class Averaging(RuleBasedStateMachine):
         self.averaged = averaged
         getattr(self, by).eval() if averaged else getattr(self, by).train()
 
-    @rule(
-        averaged=st.booleans(), by=st.sampled_from(["model", "optimizer"]), first=st.integers(1, 11), back=st.booleans()
-    )
-    def switch_and_be_interrupted(self, averaged: bool, by: str, first: int, back: bool) -> None:
-        """At some lines, one after the other; each time undone, or completed in the end."""
-        self.train_a_little([first])
-        self.switch(not averaged, by)
-        for line in range(first, 300, 11):
-            with suppress(KeyboardInterrupt), Interrupt(line):
-                self.switch(averaged, by)
-            if back:
-                self.switch(not averaged, by)
-                self.what_is_in_place_and_what_is_saved_are_right()
-        self.switch(averaged, by)
-
     @rule(mode=st.booleans(), part=st.booleans())
     def set_modes(self, mode: bool, part: bool) -> None:
         """A part of the model, or all of it but without ``train()``."""

@@ -5,7 +5,6 @@ import gc
 import os
 import subprocess
 import sys
-import weakref
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from proxsvm.losses import L1Regression, MultiClassHinge
 from proxsvm.solvers import SingleStepFW
 from tests.cases import K, differentiate, mlp
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.optimizer.test_optimizer import batches, begun, optimizer_for, train
+from tests.optimizer.test_optimizer import batches, optimizer_for, train
 from tests.parallel import run_on_ranks
 
 # Gradients are poisoned by hand here, which the optimizer notices.
@@ -155,16 +154,3 @@ def test_two_thousand_steps_with_faults_in_one_percent():
     assert optimizer.skipped == int(bad.sum())
     assert memory[-1] - memory[2] < 2**20, memory  # caches of earlier tests may still grow in the first thousands
     assert objects[-1] - objects[1] < 200, objects
-
-
-def test_a_forgotten_loss_is_freed_with_its_graph():
-    model, optimizer, (x, y) = begun()
-    scores = model(x)
-    alive = weakref.ref(scores)
-    value = optimizer.loss(scores, y)
-    del scores
-    assert alive() is not None  # the value's problem can still be built
-    optimizer.zero_grad()
-    del value
-    gc.collect()
-    assert alive() is None

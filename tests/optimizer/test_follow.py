@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim.swa_utils import update_bn
 
-from proxsvm import checkpoint, follow, unfollow
+from proxsvm import checkpoint, follow, refresh_batch_norm, unfollow
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
@@ -108,30 +109,6 @@ def test_a_compiled_step_averages_the_statistics():
     torch._dynamo.reset()
 
 
-def test_the_overflow_of_a_grad_scaler_changes_no_average():
-    model, optimizer = following(dtype=torch.float32)
-    x, y = batches(1)[0]
-    before = both(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    optimizer.zero_grad()
-    scaler.scale(optimizer.loss(model(x.float()), y) * 1e3).backward()
-    scaler.step(optimizer)
-    assert optimizer.skipped == 1
-    weights, averages = both(model)
-    assert equal(averages[:8], before[1][:8])  # all but the number of batches that were seen
-    assert equal(weights[:6], before[0][:6])
-    assert not equal(weights[6:8], before[0][6:8])  # the forward pass has moved the statistics, as torch does
-
-
-def test_an_optimizer_that_is_given_its_model_is_followed():
-    torch.manual_seed(0)
-    model, (twin, _) = Net(), following()
-    follow(model, optimizer := make(model))
-    go_on(model, optimizer, 0, 5)
-    assert unchanged(model, both(twin))
-    assert not equal(*both(model))
-
-
 def compiled(model):
     return torch.compile(model, backend="eager")
 
@@ -174,37 +151,6 @@ def test_the_whole_model_switches_whoever_calls(wrap, end):
     torch._dynamo.reset()
 
 
-def test_a_mode_that_was_set_without_train_is_noticed_at_the_next_call():
-    model, optimizer = following()
-    weights, averages = both(model)
-    model.eval()
-    x, y = batches(1)[0]
-    model(x)
-    assert equal(values(model), averages)
-    for module in model.modules():
-        module.training = True
-    scores = model(x)
-    assert equal(values(model)[:6], weights[:6])
-    optimizer.zero_grad()
-    optimizer.loss(scores, y).backward()
-    optimizer.step()
-
-
-def test_training_with_all_layers_in_evaluation_mode():
-    model, optimizer = following()
-    weights = values(model)
-    model.eval()
-    x, y = batches(1)[0]
-    with pytest.raises(RuntimeError, match=r"optimizer\.train\(\) after model\.eval\(\)"):
-        optimizer.step(lambda: optimizer.loss(model(x), y))
-    optimizer.train()
-    assert equal(values(model), weights)
-    optimizer.step(lambda: optimizer.loss(model(x), y))
-    assert not model.training
-    assert not torch.equal(values(model)[0], weights[0])
-    assert torch.equal(values(model)[6], weights[6])  # the statistics stayed
-
-
 @each_mode
 @each_dtype
 @pytest.mark.parametrize("wrap", list(WRAPS.values())[:3], ids=list(WRAPS)[:3])
@@ -225,17 +171,6 @@ def test_parts_and_keep_vars_show_what_is_in_place():
     model, _ = following()
     assert torch.equal(model.head.state_dict()["weight"], model.head.weight)
     assert model.state_dict(keep_vars=True)["head.weight"] is model.head.weight
-
-
-def test_parts_keep_their_weights_and_only_change_their_mode():
-    model, optimizer = following()
-    weights = values(model)
-    model.backbone.eval()
-    assert not model.backbone[1].training
-    assert equal(values(model), weights)
-    model.eval()
-    model.backbone.train()
-    assert optimizer.averaged
 
 
 @each_dtype
@@ -265,35 +200,6 @@ def test_a_checkpoint_of_either_mode_resumes_bit_for_bit(saved_in, into, order, 
     go_on(other.train(), resumed, 5, 10, dtype)
     assert unchanged(other, both(model))
     torch.testing.assert_close([*resumed.state.values()], [*optimizer.state.values()], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("names", [["model", "optimizer"], ["optimizer", "model"]], ids=str)
-@each_mode
-def test_a_checkpoint_that_does_not_fit_changes_neither_version(mode, names, tmp_path):
-    model, optimizer = following()
-    before = both(model)
-    checkpoint.save(tmp_path / "last.pt", model={}, optimizer=optimizer)
-    getattr(model, mode)()
-    parts = {"model": model, "optimizer": optimizer}
-    with pytest.raises(ValueError, match="does not fit, and nothing was changed"):
-        checkpoint.load(tmp_path / "last.pt", **{name: parts[name] for name in names})
-    assert optimizer.averaged == (mode == "eval")
-    assert unchanged(model, before)
-
-
-@each_dtype
-@each_mode
-def test_loading_weights_alone_sets_both_versions(mode, dtype):
-    model, optimizer = following(dtype=dtype)
-    best = copy.deepcopy(model.state_dict())
-    go_on(model, optimizer, 5, 8, dtype)
-    getattr(model, mode)()
-    model.load_state_dict(best)
-    weights, averages = both(model)
-    assert equal(weights, averages)
-    assert equal(averages[:6], [best[n] for n, _ in model.named_parameters()])
-    go_on(model, optimizer, 8, 9, dtype)
-    assert not equal(*both(model))
 
 
 @each_dtype
@@ -597,3 +503,88 @@ def test_a_saved_model_does_not_need_this_package():
     for found in (data, pickle.dumps(whole)):
         assert b"proxsvm" not in found
     assert type(copy.deepcopy(whole)) is nn.Sequential
+
+
+# Batch-norm statistics that are estimated anew for the averages, while training goes on as before.
+
+INPUTS = [x.double() for x, _ in batches(7, n=12)]
+
+
+def expected_of(model, inputs):
+    """torch's own, with a plain copy of the averages."""
+    model.eval()
+    plain = Net()
+    plain.load_state_dict(copy.deepcopy(model).state_dict())
+    update_bn(inputs, plain)
+    return values(plain)[6:8]
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "eval with training weights"])
+@pytest.mark.parametrize("batch", [lambda x: x, lambda x: (x, 0), lambda x: {"x": x}], ids=["x", "(x, y)", "dict"])
+def test_the_statistics_of_the_averages_are_torchs_own_and_training_keeps_its_own(mode, batch):
+    model, optimizer = following()
+    expected = expected_of(model, INPUTS[:4])
+    weights, averages = both(model)
+    model.train(mode == "train")
+    if mode == "eval with training weights":
+        optimizer.train()
+    model.backbone[2].training = not model.training  # every module's own mode comes back
+    modes = [module.training for module in model.modules()]
+    refresh_batch_norm(model, map(batch, INPUTS), batches=4)
+    assert modes == [module.training for module in model.modules()]
+    assert optimizer.averaged == (mode == "eval")
+    assert model.backbone[1].momentum == 0.1
+    after = both(model)
+    assert equal(after[0], weights)
+    assert equal(after[1][:6], averages[:6])
+    torch.testing.assert_close(after[1][6:8], expected)
+    assert not torch.equal(after[1][6], averages[6])
+    assert torch.equal(after[1][8], averages[8])  # how many batches were seen
+    go_on(model, optimizer, 5, 7)
+
+
+def test_models_inside_of_others_and_those_that_follow_nobody():
+    model, _ = following()
+    expected = expected_of(model, INPUTS)
+    refresh_batch_norm(nn.Sequential(nn.Identity(), model.train()), INPUTS)
+    weights, averages = both(model)
+    torch.testing.assert_close(averages[6], expected[0])
+    assert not torch.equal(weights[6], averages[6])
+    alone = Net()
+    optimizer = make(alone)
+    go_on(alone, optimizer, 0, 5)
+    weights = values(alone)
+    optimizer.eval()
+    expected = expected_of(copy.deepcopy(alone), INPUTS)
+    refresh_batch_norm(alone, INPUTS)
+    assert alone.training
+    optimizer.train()
+    assert equal(values(alone)[:6], weights[:6])
+    torch.testing.assert_close(values(alone)[6], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("loader", "limit", "error", "message"),
+    [
+        ([], None, ValueError, "the loader yielded no batch"),
+        (INPUTS, 0, ValueError, "batches is 0; expected None, for all, or 1 or more"),
+        ([INPUTS[0], torch.zeros(2, 3, dtype=torch.float64)], None, RuntimeError, "shapes cannot be multiplied"),
+    ],
+)
+@each_mode
+def test_what_goes_wrong_changes_nothing(loader, limit, error, message, mode):
+    model, optimizer = following()
+    before = both(model)
+    getattr(model, mode)()
+    with pytest.raises(error, match=message):
+        refresh_batch_norm(model, loader, limit)
+    assert model.training == (mode == "train")
+    assert optimizer.averaged == (mode == "eval")
+    assert unchanged(model, before)
+
+
+def test_a_model_without_statistics_needs_no_batch():
+    for model in (nn.Linear(5, K), nn.BatchNorm1d(5, track_running_stats=False)):
+        before = copy.deepcopy(model.state_dict())
+        refresh_batch_norm(model, [])
+        assert equal(list(model.state_dict().values()), list(before.values()))

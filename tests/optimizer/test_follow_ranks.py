@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from proxsvm import follow, refresh_batch_norm
+from proxsvm.metrics import Diagonal
 from tests.cases import differentiate
 from tests.optimizer.test_averages import make, reference
 from tests.optimizer.test_follow import Net, equal
@@ -72,10 +73,10 @@ def checkpoints(rank: int, folder: str) -> dict[str, Any]:
     from torch.distributed.checkpoint import state_dict as of
 
     results: dict[str, Any] = {}
-    for mode in ("train", "eval"):
+    for mode, options in (("train", {}), ("eval", {"metric": Diagonal(), "lr": "auto"})):
         torch.manual_seed(0)
         model = over_ranks(Net())
-        optimizer = make(model, follow=model)
+        optimizer = make(model, follow=model, **options)
         train(model, optimizer, rank, 0, 5)
         averages = whole(model.eval())
         getattr(model, mode)()
@@ -88,7 +89,7 @@ def checkpoints(rank: int, folder: str) -> dict[str, Any]:
 
         torch.manual_seed(1)
         other = over_ranks(Net())
-        resumed = make(other, follow=other)
+        resumed = make(other, follow=other, **options)
         states = dict(zip(("model", "optimizer"), of.get_state_dict(other, resumed), strict=True))
         dcp.load(states, checkpoint_id=f"{folder}/{mode}")
         of.set_state_dict(other, resumed, model_state_dict=states["model"], optim_state_dict=states["optimizer"])

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
@@ -70,33 +65,7 @@ def sharded(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def resume(folder: str, mesh: Any, half: slice, options: dict[str, Any]) -> tuple[bool, bool]:
-    """Save in mid-training, load into a new model and optimizer, go on: nothing else touched, the same weights."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.tensor import DTensor
-
-    model = sharded(network(), mesh)
-    optimizer = make(model, **options)
-    train(optimizer, model, batches()[:8], half)
-    assert all(isinstance(x, DTensor) for s in optimizer.state.values() for k, x in s.items() if k != "t")
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(state, checkpoint_id=folder)
-    train(optimizer, model, batches()[8:], half)
-
-    torch.manual_seed(1)
-    other = sharded(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, K)), mesh)
-    resumed = make(other, **options)
-    initial = whole(other)
-    state = {"model": get_model_state_dict(other), "optimizer": get_optimizer_state_dict(other, resumed)}
-    untouched = equal(initial, whole(other))
-    dcp.load(state, checkpoint_id=folder)
-    set_model_state_dict(other, state["model"])
-    set_optimizer_state_dict(other, resumed, state["optimizer"])
-    train(resumed, other, batches()[8:], half)
-    return untouched, equal(whole(model), whole(other))
-
-
-def work(rank: int, folder: str) -> dict[str, Any]:
+def work(rank: int) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -113,7 +82,6 @@ def work(rank: int, folder: str) -> dict[str, Any]:
         results[name] = {"weights": whole(model), "gammas": gammas, "reductions": calls}
 
     for name in LEARNT:
-        results[f"{name} resumed"] = resume(f"{folder}/{name}", mesh, half, CASES[name])
         # HSDP: replicated over one dimension of the mesh, sharded over the other (here of size 1).
         mesh2d = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
         model = sharded(network(), mesh2d)
@@ -141,8 +109,8 @@ def work(rank: int, folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict[str, Any]]:
-    return run_on_ranks(work, str(tmp_path_factory.mktemp("checkpoint")))
+def ranks() -> list[dict[str, Any]]:
+    return run_on_ranks(work)
 
 
 def assert_is(found: dict[str, Any], options: dict[str, Any], width: int = 7) -> None:
@@ -172,14 +140,6 @@ def test_one_small_reduction_a_step(name, ranks):
 def test_each_shard_counts_once(name, mesh, width, ranks):
     for rank in ranks:
         assert_is(rank[f"{name} {mesh}"], CASES[name], width)
-
-
-@pytest.mark.parametrize("name", LEARNT)
-def test_a_distributed_checkpoint_continues_bit_for_bit(name, ranks):
-    for rank in ranks:
-        untouched, same = rank[f"{name} resumed"]
-        assert untouched, "get_optimizer_state_dict() moved the weights"
-        assert same
 
 
 def test_what_shards_cannot_do_is_refused(ranks):

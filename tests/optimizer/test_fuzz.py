@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from contextlib import suppress
 
 import torch
 from hypothesis import settings
@@ -14,8 +13,6 @@ from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal, Kronecker, Metric
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.optimizer.test_atomic_step import RaisingAt, everything
-from tests.optimizer.test_faults import same
 
 BAD = st.sampled_from([float("nan"), float("inf"), -float("inf")])
 STALE = (
@@ -200,32 +197,5 @@ class Training(RuleBasedStateMachine):
         assert last is None or last.dual.isnan() or not last.loss.isfinite() or 0 <= last.gamma <= 1
 
 
-class Interrupted(Training):
-    """The same model in one shape and precision, whose steps are interrupted."""
-
-    grow_or_prune = convert = None
-
-    @rule(seed=st.integers(0, 9), last=st.integers(1, 12))
-    def step_and_be_interrupted(self, seed: int, last: int) -> None:
-        """At one of torch's last operations, among which everything is written: nothing has changed, or all of it."""
-        x, y = self.batch(seed)
-        self.step_with_a_closure(seed, several=False, bad=None)  # so that everything that is kept exists
-        twin, counter = copy.deepcopy((self.model, self.optimizer)), RaisingAt(0)
-        for model, optimizer in (twin, (self.model, self.optimizer)):
-            model.zero_grad()
-            optimizer.zero_grad()
-            optimizer.loss(model(x), y).backward()
-            before = everything(model, optimizer)
-            with (
-                suppress(KeyboardInterrupt, MemoryError),
-                RaisingAt(counter.calls - last) if counter.calls else counter,
-            ):
-                optimizer.step()
-        after = everything(self.model, self.optimizer)
-        assert same(before, after) or same(everything(*twin), after)
-        self.zero_grad(True)
-
-
-TestTraining, TestInterrupted = Training.TestCase, Interrupted.TestCase
+TestTraining = Training.TestCase
 TestTraining.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
-TestInterrupted.settings = settings(TestTraining.settings, max_examples=30, stateful_step_count=20)

@@ -8,8 +8,8 @@ from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import MultiStepFW, SingleStepFW
+from tests.cases import K, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
-from tests.cases import mlp, vector
 from tests.optimizer.test_optimizer import batches, begun, train
 
 
@@ -146,3 +146,20 @@ def test_groups_without_decay_for_biases_and_norms():
     optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), vectors, lr=torch.tensor([0.5]))
     optimizer.step(lambda: optimizer.loss(norm(x), y))
     assert 0 < optimizer.last.gamma <= 1
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "channels_last", "scalar", "empty"])
+def test_parameters_of_any_layout(layout):
+    """The same numbers, also beside a parameter without dimensions or entries."""
+    base = torch.randn(K, 5)
+    extra = {"scalar": torch.zeros(()), "empty": torch.zeros(0, 3)}.get(layout)
+    held = {
+        "transposed": base.T.contiguous().T,
+        "strided": torch.randn(K, 10)[:, ::2].copy_(base),
+        "channels_last": base[:, :, None, None].contiguous(memory_format=torch.channels_last),
+    }.get(layout, base.clone())
+    for w in (plain := nn.Parameter(base.clone()), other := nn.Parameter(held)):
+        params = [w] if extra is None else [w, nn.Parameter(extra.clone())]
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, 3.0, 0.5, 0.01)
+        train(optimizer, lambda x, w=w, more=params[1:]: x @ w.reshape(K, 5).T + sum(p.sum() for p in more), batches(5))
+    torch.testing.assert_close(plain.detach(), other.detach().reshape(K, 5), atol=1e-12, rtol=0)

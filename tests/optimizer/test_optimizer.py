@@ -49,8 +49,7 @@ def begun(solver=None, loss=None, **options):
     return model, optimizer_for(model, solver, loss, **options), batches(1)[0]
 
 
-@pytest.mark.parametrize("smooth", [False, True])
-@pytest.mark.parametrize(("eta", "mu", "l2"), [(2.0, 0.0, 0.0), (0.8, 0.9, 0.0), (0.8, 0.9, 1e-2)])
+@pytest.mark.parametrize(("eta", "mu", "l2", "smooth"), [(2.0, 0.0, 0.0, False), (0.8, 0.9, 1e-2, True)])
 def test_the_plain_reference_agrees_for_100_steps(smooth, mu, l2, eta):
     model, optimizer, _ = begun(loss=MultiClassHinge(smooth=smooth), lr=eta, momentum=mu, weight_decay=l2)
     shapes = [(name, p.shape) for name, p in model.named_parameters()]
@@ -102,58 +101,20 @@ def test_a_step_with_groups_is_the_problems_displacement(solver, metric, fused):
     assert float(optimizer.last.dual) == pytest.approx(dual, rel=1e-6)
 
 
-def test_momentum_of_several_steps():
-    """z ← μz − η(gamma·r + delta), w ← w − η(r + delta) + μz, over three calls of a multi-step solver."""
-    model, solver = mlp(), MultiStepFW(3, tol=0.0)
-    optimizer = optimizer_for(model, solver, lr=0.5, momentum=0.9, weight_decay=0.1)
-    z = [torch.zeros_like(p) for p in model.parameters()]
-    for x, y in batches(3):
-        w = [p.detach().clone() for p in model.parameters()]
-        problem = optimizer.problem(optimizer.loss(model(x), y))
-        point = solver.solve(problem)
-        delta = list(point.delta)
-        optimizer.step(lambda x=x, y=y: optimizer.loss(model(x), y))
-        z = [0.9 * a - 0.5 * (point.gamma * 0.1 * b + c) for a, b, c in zip(z, w, delta, strict=True)]
-        for p, a, b, c in zip(model.parameters(), w, z, delta, strict=True):
-            torch.testing.assert_close(p, a - 0.5 * (0.1 * a + c) + 0.9 * b, atol=1e-12, rtol=0)
-
-
-def test_every_parameter_has_its_own_velocity_in_whatever_order_they_were_made():
-    a, b = (nn.Parameter(torch.zeros(1)) for _ in range(2))
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [a, b], lr=1.0, momentum=0.5)
-    for a.grad, b.grad in ((None, torch.ones(1)), (torch.ones(1), None), (torch.ones(1), -torch.ones(1))):
-        optimizer.step(loss=100.0)
-    assert list(optimizer.state) != [a, b]
-    assert [float(optimizer.state[p]["z"]) for p in (a, b)] == [-1.5, 0.5]
-
-
 @each_loss
 @each_small_model
-def test_closure_backward_and_value_agree(loss, model):
+def test_a_closure_and_backward_agree(loss, model):
     results = []
-    for way in ("backward", "closure", "loss=", "closure with backward"):
+    for closure in (False, True):
         case = setting(loss, model)
         optimizer = ProxOptimizer(case.loss, SingleStepFW(), case.groups(0.7, 0.01), momentum=0.9)
         for _ in range(2):
             optimizer.zero_grad()
-            if way == "closure":
-                returned = optimizer.step(case.value)
-            elif way == "closure with backward":
-
-                def closure(case=case, optimizer=optimizer):
-                    optimizer.zero_grad()
-                    value = case.value()
-                    value.backward()
-                    return value
-
-                returned = optimizer.step(closure)
-            else:
-                value = case.value()
-                value.backward()
-                returned = optimizer.step(loss=value) if way == "loss=" else optimizer.step()
+            if not closure:
+                case.value().backward()
+            returned = optimizer.step(case.value if closure else None)
         results.append((vector(case.model), returned.detach(), optimizer.last.gamma))
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other, atol=1e-12, rtol=0)
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
 def test_multi_step_after_backward_says_how_to_call_it():
@@ -221,15 +182,7 @@ def test_a_criterion_does_not_keep_its_optimizer_alive_nor_count_twice():
 
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.9**t),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 3]),
-    "ConstantLR": lr_scheduler.ConstantLR,
-    "LinearLR": lr_scheduler.LinearLR,
     "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, step_size_up=2),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=10),

@@ -13,6 +13,7 @@ from proxsvm import ProxOptimizer as RealOptimizer
 from proxsvm import follow, losses
 from proxsvm.losses import MultiClassHinge
 from proxsvm.metrics import Diagonal
+from proxsvm.optimizer.groups import TWINS
 from proxsvm.solvers import BlockFW, MultiStepFW, SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 from tests.cases import differentiate, mlp, twins, vector
@@ -181,25 +182,14 @@ def test_options_of_the_whole_optimizer_that_are_nonsense(options, message):
 
 
 LINE = r"write ProxOptimizer\({}, SingleStepFW\(\), model\.parameters\(\)\)"
-TWINS = {
-    nn.CrossEntropyLoss: "CrossEntropy()",
-    nn.NLLLoss: "CrossEntropy()",
-    nn.BCEWithLogitsLoss: "BinaryCrossEntropy()",
-    nn.BCELoss: "BinaryCrossEntropy()",
-    nn.MSELoss: "SquaredError()",
-    nn.L1Loss: "L1Regression()",
-    nn.HuberLoss: "Huber()",
-    nn.SmoothL1Loss: "Huber()",
-    nn.MultiMarginLoss: "MultiClassHinge()",
-}
 
 
-@pytest.mark.parametrize("theirs", TWINS, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("theirs", TWINS)
 def test_a_loss_of_torch_names_its_twin(theirs):
     twin = TWINS[theirs]
     assert isinstance(getattr(losses, twin[:-2])(), losses.ConvexLoss)
     with pytest.raises(TypeError, match=rf"proxsvm\.losses\.{re.escape(twin)}: {LINE.format(re.escape(twin))}"):
-        ProxOptimizer(theirs(), SingleStepFW(), mlp().parameters())
+        ProxOptimizer(getattr(nn, theirs)(), SingleStepFW(), mlp().parameters())
 
 
 @pytest.mark.parametrize(
@@ -216,6 +206,19 @@ def test_the_first_line_that_everyone_writes_shows_the_right_one(arguments, give
     """As for torch's own optimizers; without a solver; with its class."""
     with pytest.raises(TypeError, match=f"{given}.*{LINE.format('.*')}"):
         RealOptimizer(*arguments(mlp().parameters()), lr=1e-3)
+
+
+def test_duplicated_and_empty_parameters_are_refused():
+    p = nn.Parameter(torch.zeros(2))
+    for params, error, match in (
+        ([{"params": [p]}, {"params": [p]}], ValueError, "more than one parameter group"),
+        ([], ValueError, "empty parameter list"),
+        ([2 * p], ValueError, "non-leaf"),
+        ([{"params": {p}}], TypeError, "ordered"),
+        (p, TypeError, "iterable"),
+    ):
+        with pytest.raises(error, match=match):
+            ProxOptimizer(MultiClassHinge(), SingleStepFW(), params)
 
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR", "SWALR"])
@@ -275,12 +278,6 @@ def test_keys_of_the_state_that_are_no_parameters_are_the_users_own():
     model.eval()
     take_step(model.train(), optimizer)
     assert (optimizer.state["note"], optimizer.state["count"]) == ({"of": "a hook"}, 3)
-
-
-def test_a_value_in_half_precision_is_taken():
-    model, optimizer = begun()
-    optimizer.loss(model(torch.ones(1, 5)), torch.tensor([0])).backward()
-    assert optimizer.step(loss=torch.tensor(0.5, dtype=torch.bfloat16)) == 0.5
 
 
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(), BlockFW()], ids=lambda solver: type(solver).__name__)
