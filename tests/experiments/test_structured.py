@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import sweep
+from experiments import studies, sweep
 from experiments.report import tables
 from experiments.report.results import plain, read
 from experiments.structured import camvid, chunking, matching, ocr, parsing, segments, sentences
@@ -205,7 +205,7 @@ def test_heads_one_by_one_and_attachment(tmp_path):
 
 def test_parsing_from_file_to_table(command, capsys, monkeypatch):
     monkeypatch.setattr("experiments.studies.MOST", 3)  # the grid does not grow
-    monkeypatch.setattr("experiments.studies.PARSING", ("ce", "projective-hinge"))
+    monkeypatch.setitem(studies.TASKS["parsing"], "losses", "ce projective-hinge")
     runs = plain(command("parsing", "parsing", "--seeds", "1"))
     chosen = runs[runs.read]
     assert len(runs) - len(chosen) == 2 * (1 + 3 + 3)
