@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,27 @@ class Table:
         return "\n".join(lines)
 
 
-def embolden(rows: list[list[str]], column: int, lower: bool = False) -> None:
-    """Mark the best number of a column, as it is printed."""
-    printed = {k: row[column].split()[0] for k, row in enumerate(rows) if row[column][0].isdigit()}
-    numbers = {k: float(text.replace(",", "")) for k, text in printed.items()}
-    if len(numbers) > 1:
-        top = (min if lower else max)(numbers.values())
-        for k in (k for k, number in numbers.items() if number == top):
+def embolden(rows: list[list[str]], *columns: int, lower: bool = False) -> None:
+    """Mark the best number of each of these columns, as it is printed."""
+    for column in columns:
+        numbers = {
+            k: float(row[column].split()[0].replace(",", "")) for k, row in enumerate(rows) if row[column][0].isdigit()
+        }
+        top = (min if lower else max)(numbers.values(), default=None)
+        for k in (k for k, number in numbers.items() if number == top and len(numbers) > 1):
             rows[k][column] = Bold(rows[k][column])
+
+
+def of_frame(title: str, cells: DataFrame, note: str = "") -> Table:
+    """A row for each of the frame's, after its name; what is missing is a dash."""
+    cells = cells.fillna("—").reset_index()
+    return Table(title, ["", *cells.columns[1:]], cells.to_numpy().tolist(), note)
+
+
+def across(studies: Results, column: Callable[[DataFrame], Series], join: Any = "outer") -> DataFrame:
+    """A column for each study, with the cells or numbers that ``column`` finds in its runs, by the name of the row."""
+    columns = {names.study(name): column(runs) for name, runs in studies.items()}
+    return concat(columns, axis=1, join=join, sort=False) if columns else DataFrame()
 
 
 def _named(c: Candidate, pool: list[Candidate]) -> list[str]:
@@ -78,8 +92,7 @@ def study(name: str, runs: DataFrame) -> Table:
             if (other := results.preferred(c, runs)) is not None:
                 setting = f"{names.setting(other, pool)} ({other.validation})"
                 others.append(f"{names.method(c.method, averaged)}: {setting}")
-        for column in (3, 4):
-            embolden(rows, column, lower)
+        embolden(rows, 3, 4, lower=lower)
         table.rows += [["Averaged weights"], *rows] if averaged and rows else rows
     short = [f" of runs of {names.count(a, 'epoch')}, and run again for {b}" for a, b in sorted(lengths) if a < b]
     table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
@@ -134,8 +147,7 @@ def beside(studies: Results) -> Table:
     for method in columns[0]:
         if all(method in column for column in columns[::2]):
             table.rows.append([names.method(method), *(column.get(method, "—") for column in columns)])
-    for k in range(1, len(table.header)):
-        embolden(table.rows, k)
+    embolden(table.rows, *range(1, len(table.header)))
     return table
 
 
@@ -170,25 +182,21 @@ def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -
     the errors of a task, or 100 minus its accuracy, over those of the best row. The last row is the best of the peers
     in the ``tuned`` study of each task. ``value`` is one of VALUES: the best epoch, or the last.
     """
-    table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
-    table.note = (
-        f"{VALUES[value]}; no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    note = f"{VALUES[value]}; no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
+    found = across(studies, lambda runs: _recommended(runs, value), join="inner")
+    lower = [bool(runs.lower.iloc[0]) for runs in studies.values()]
+    errors = found.where([lower] * len(found), (100 - found).abs()) if studies else found
+    shown = DataFrame(
+        {name: found[name].map(partial(_cell, lower=low)) for name, low in zip(found, lower, strict=True)}
     )
-    if not studies:
-        return table
-    lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
-    rows = list(_recommended(next(iter(studies.values())), value).index)
-    found = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()}).reindex(rows).dropna()
-    errors = DataFrame({name: found[name] if lower[name] else (100 - found[name]).abs() for name in studies})
-    ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
-    for row in found.index:
-        cells = [_cell(found.loc[row, name], lower[name]) for name in studies]
-        table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
-    for k, low in enumerate([*lower.values(), True, True], 1):
-        embolden(table.rows, k, low)
-    peers = {name: _preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies}
-    if table.rows and any(peers.values()):
-        cells = [_cell(peer.runs.test.mean(), lower[name]) if peer else "—" for name, peer in peers.items()]
+    shown["mean rank"] = errors.rank(method="min").mean(axis=1).map("{:.1f}".format)
+    shown["worst"] = (errors / errors.min()).fillna(1.0).max(axis=1).map("{:.2f}".format)
+    table = of_frame("One fixed setting for all tasks", shown, note)
+    for k, low in enumerate([*lower, True, True], 1):
+        embolden(table.rows, k, lower=low)
+    peers = [_preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies]
+    if table.rows and any(peers):
+        cells = [_cell(peer.runs.test.mean(), low) if peer else "—" for peer, low in zip(peers, lower, strict=True)]
         table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
     return table
 
@@ -252,24 +260,17 @@ def ranks(studies: Results) -> Table:
     return Table(title, ["", "mean rank", "worst error, relative to the best"], list(rows.values())[:6])
 
 
-def _by_task(title: str, head: str, studies: Results, column: Callable[[DataFrame, bool], Series]) -> Table:
-    """A column of cells for each study, with a row wherever one has a cell."""
-    columns = [column(runs, bool(runs.lower.iloc[0])) for runs in studies.values()]
-    cells = concat(columns, axis=1, sort=False).fillna("—")
-    return Table(title, [head, *map(names.study, studies)], cells.reset_index().to_numpy().tolist())
-
-
 def factors(studies: Results) -> Table:
     """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
 
-    def column(runs: DataFrame, lower: bool) -> Series:
+    def column(runs: DataFrame) -> Series:
+        lower = bool(runs.lower.iloc[0])
         groups = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False)
-        found = groups.val.agg("min" if lower else "max").map(lambda value: _cell(value, lower))
+        found = groups.val.agg("min" if lower else "max").map(partial(_cell, lower=lower))
         return found[~found.index.str.contains(", ")]  # not two parts
 
-    table = _by_task("What each part is worth", "", studies, column)
-    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
-    return table
+    note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
+    return of_frame("What each part is worth", across(studies, column), note)
 
 
 def _changed(run: Any) -> str:
@@ -289,25 +290,25 @@ def _changed(run: Any) -> str:
 def decay(studies: Results) -> Table:
     """What weight decay adds to "nothing set": validation of the best epoch and, in brackets, of the last."""
 
-    def column(runs: DataFrame, lower: bool) -> Series:
-        shown = [f"{_cell(run.val, lower)} ({_cell(run.last, lower)})" for run in runs.itertuples()]
+    def column(runs: DataFrame) -> Series:
+        shown = [f"{_cell(run.val, run.lower)} ({_cell(run.last, run.lower)})" for run in runs.itertuples()]
         return Series(shown, [f"{config.weight_decay:g}" for config in runs.config])
 
-    table = _by_task("Weight decay", "weight decay", studies, column)
-    table.rows.sort(key=lambda row: float(row[0]))
+    table = of_frame("Weight decay", across(studies, column).sort_index(key=lambda index: index.astype(float)))
+    table.header[0] = "weight decay"
     return table
 
 
 def gammas(studies: Results) -> Table:
     """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
-    table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
-    runs = results.plain(results.together(studies))
-    runs = runs[runs.optimizer.isin(OURS)]
-    for name, mine in runs.groupby([names.recommended(config) for config in runs.config], sort=False):
-        curves = [mine.curve[mine.study == study] for study in studies]
-        cells = [", ".join(f"{of.map(lambda c: c[k]['gamma']).mean():.2f}" for k in (0, -1)) for of in curves]  # noqa: B023
-        table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])
-    return table
+
+    def column(runs: DataFrame) -> Series:
+        mine = results.plain(runs[runs.optimizer.isin(OURS)])
+        ends = DataFrame([[curve[0]["gamma"], curve[-1]["gamma"]] for curve in mine.curve])
+        said = [names.recommended(config).removeprefix("proxsvm, diagonal, ") for config in mine.config]
+        return ends.groupby(said, sort=False).mean().map("{:.2f}".format).agg(", ".join, axis=1)
+
+    return of_frame("γ at one fixed setting", across(studies, column))
 
 
 def tuned(studies: Results) -> Table:
