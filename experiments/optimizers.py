@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from experiments.config import Config, known
-from experiments.peers import BPGrad, DoG, Muon
+from experiments.peers import Muon
 from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
 from proxsvm._extras import load
 from proxsvm.linearization.cheap_jvp import cheap_jvp
@@ -51,53 +51,37 @@ def criterion_of(config: Config) -> nn.Module:
     return LOSSES[name]()
 
 
-# How an optimizer takes a step; ``evaluate`` runs the network and returns the loss.
+# How an optimizer is created, and takes a step.
 
-Evaluate = Callable[[], Tensor]
-
-
-def after_backward(optimizer: Optimizer, evaluate: Evaluate, **given: Callable[[Tensor], Any]) -> Tensor:
-    """The loop everyone knows. ``given``: how the value is passed to ``step``."""
-    optimizer.zero_grad()
-    value = evaluate()
-    value.backward()
-    optimizer.step(**{name: of(value.detach()) for name, of in given.items()})
-    return value.detach()
-
-
-def told_the_loss(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
-    return after_backward(optimizer, evaluate, loss=lambda value: value)
-
-
-def told_a_number(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
-    return after_backward(optimizer, evaluate, closure=lambda value: lambda: float(value))
-
-
-def by_closure(optimizer: Optimizer, evaluate: Evaluate) -> Tensor:
-    """The solver differentiates by itself."""
-    value = optimizer.step(evaluate)
-    assert isinstance(value, Tensor)
-    return value.detach()
-
-
-# How it is created.
-
-
-Build = Callable[[Config, nn.Module, nn.Module, int], Optimizer]
+Told = Callable[[Tensor], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Its name, its factory ``(config, loss, model, steps of the whole training)``, and the way it takes a step.
+    """Its name and its factory ``(config, loss, model, steps of the whole training)``.
 
-    ``prepare`` is applied to the network first; ``proximal`` marks ours.
+    ``told``: how its step is passed the value of the loss, if it is. ``multistep``: the step differentiates by itself;
+    ``prepare`` is applied to the network first. ``proximal`` marks ours.
     """
 
     name: str
-    build: Build
-    update: Callable[[Optimizer, Evaluate], Tensor] = after_backward
-    prepare: Callable[[nn.Module], nn.Module] = lambda network: network
+    build: Callable[[Config, nn.Module, nn.Module, int], Optimizer]
+    told: Told = lambda _: {}
+    multistep: bool = False
     proximal: bool = False
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        return cheap_jvp(network) if self.multistep else network
+
+    def update(self, optimizer: Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
+        """A step on the loss that ``evaluate`` returns, and its value."""
+        if self.multistep:
+            return torch.as_tensor(optimizer.step(evaluate)).detach()  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        value = evaluate()
+        value.backward()
+        optimizer.step(**self.told(value.detach()))
+        return value.detach()
 
 
 METRICS: dict[str, Callable[[], Any]] = {
@@ -115,39 +99,41 @@ class FullStep(SingleStepFW):
         return problem.first()
 
 
-def prox(name: str, solver: Callable[[], Any], **recipe: Any) -> Recipe:
+def prox(name: str, solver: Callable[[], Any], multistep: bool = False) -> Recipe:
     """Ours: every option is passed, so that a run does not depend on the defaults."""
 
     def build(c: Config, loss: nn.Module, model: nn.Module, _: int) -> Optimizer:
-        options: dict[str, Any] = {"lr": c.lr, "momentum": c.momentum, "memory": c.memory}
+        options: dict[str, Any] = {"momentum": c.momentum, "memory": c.memory, "weight_decay": c.weight_decay}
         options["metric"] = METRICS[known("metric", c.metric, METRICS)]()
         options["average"] = float(c.average) if c.average else None
-        return ProxOptimizer(loss, solver(), model.parameters(), weight_decay=c.weight_decay, **options)
+        return ProxOptimizer(loss, solver(), model.parameters(), c.lr, **options)
 
-    return Recipe(name, build, proximal=True, **recipe)
+    return Recipe(name, build, multistep=multistep, proximal=True)
 
 
-def peer(
-    name: str, kind: Callable[[], Any], momentum: str = "", update: Any = after_backward, **options: Any
-) -> Recipe:
-    """Another's optimizer, and what it calls the momentum, if it has one; an option may depend on config and steps."""
+def peer(name: str, kind: str, momentum: str = "", told: Told = lambda _: {}, **options: Any) -> Recipe:
+    """Another's optimizer, and what it calls the momentum, if it has one; an option may depend on config and steps.
+
+    Those of the extra ``peers`` are imported when they are used.
+    """
 
     def build(c: Config, _: nn.Module, model: nn.Module, steps: int) -> Optimizer:
-        given = {momentum: c.momentum} if momentum else {}
+        given = {"lr": c.lr, "weight_decay": c.weight_decay} | ({momentum: c.momentum} if momentum else {})
         given |= {key: value(c, steps) if callable(value) else value for key, value in options.items()}
-        return kind()(model.parameters(), lr=c.lr, weight_decay=c.weight_decay, **given)
+        return of(kind)(model.parameters(), **given)
 
-    return Recipe(name, build, update)
+    return Recipe(name, build, told)
 
 
-def of(package: str, name: str) -> Callable[[], Any]:
-    """An optimizer of the extra ``peers``, imported when it is used."""
-    return lambda: getattr(load(package, extra="peers"), name)
+def of(kind: str) -> Any:
+    package, _, name = kind.rpartition(".")
+    found = getattr(load(package, extra="peers"), name)
+    return _resumable(found) if package == "momo" else found
 
 
 def alig(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
     """lr is the cap of its step. It has no weight decay (its authors constrain the norm instead): none is applied."""
-    return load("pytorch_optimizer", extra="peers").AliG(model.parameters(), max_lr=c.lr, momentum=c.momentum)
+    return of("pytorch_optimizer.AliG")(model.parameters(), max_lr=c.lr, momentum=c.momentum)
 
 
 def warm_up(_: Config, steps: int) -> int:
@@ -155,26 +141,34 @@ def warm_up(_: Config, steps: int) -> int:
     return round(WARM_UP * steps)
 
 
+def loss(value: Tensor) -> dict[str, Any]:
+    return {"loss": value}
+
+
+def closure(value: Tensor) -> dict[str, Any]:
+    return {"closure": lambda: float(value)}
+
+
 OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, then those that it does not have
-    "adagrad": peer("Adagrad", lambda: torch.optim.Adagrad),
-    "adam": peer("Adam", lambda: torch.optim.Adam),
-    "amsgrad": peer("AMSGrad", lambda: torch.optim.Adam, amsgrad=True),
-    "bpgrad": peer("BPGrad", lambda: BPGrad, "momentum", told_the_loss),
+    "adagrad": peer("Adagrad", "torch.optim.Adagrad"),
+    "adam": peer("Adam", "torch.optim.Adam"),
+    "amsgrad": peer("AMSGrad", "torch.optim.Adam", amsgrad=True),
+    "bpgrad": peer("BPGrad", "experiments.peers.BPGrad", "momentum", loss),
     "dfw": prox("DFW", SingleStepFW),
-    "sgd": peer("SGD", lambda: torch.optim.SGD, "momentum", nesterov=lambda c, _: c.momentum > 0),
-    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), update=by_closure, prepare=cheap_jvp),
+    "sgd": peer("SGD", "torch.optim.SGD", "momentum", nesterov=lambda c, _: c.momentum > 0),
+    "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), multistep=True),
     "dfw-full": prox("DFW, γ ≡ 1", FullStep),
-    "alig": Recipe("ALI-G", alig, told_a_number),
-    "momo": peer("MoMo", lambda: _resumable(of("momo", "Momo")()), "beta", told_the_loss),
-    "prodigy": peer("Prodigy", of("prodigyopt", "Prodigy")),  # lr = 1 is its authors' setting for every task
-    "schedulefree": peer("Schedule-Free", of("schedulefree", "SGDScheduleFree"), "momentum"),
-    "adamw": peer("AdamW", lambda: torch.optim.AdamW),
-    "schedulefree-adamw": peer("Schedule-Free AdamW", of("schedulefree", "AdamWScheduleFree"), warmup_steps=warm_up),
-    "nadamw": peer("NAdamW", lambda: torch.optim.NAdam, decoupled_weight_decay=True),
-    "soap": peer("SOAP", of("pytorch_optimizer", "SOAP"), max_precondition_dim=2048),  # of a vocabulary: a diagonal
+    "alig": Recipe("ALI-G", alig, closure),
+    "momo": peer("MoMo", "momo.Momo", "beta", loss),
+    "prodigy": peer("Prodigy", "prodigyopt.Prodigy"),  # lr = 1 is its authors' setting for every task
+    "schedulefree": peer("Schedule-Free", "schedulefree.SGDScheduleFree", "momentum"),
+    "adamw": peer("AdamW", "torch.optim.AdamW"),
+    "schedulefree-adamw": peer("Schedule-Free AdamW", "schedulefree.AdamWScheduleFree", warmup_steps=warm_up),
+    "nadamw": peer("NAdamW", "torch.optim.NAdam", decoupled_weight_decay=True),
+    "soap": peer("SOAP", "pytorch_optimizer.SOAP", max_precondition_dim=2048),  # of a vocabulary: a diagonal
     "muon": Recipe("Muon", lambda c, _, model, __: Muon(model, lr=c.lr, weight_decay=c.weight_decay)),
-    "momo-adam": peer("MoMo-Adam", lambda: _resumable(of("momo", "MomoAdam")()), update=told_the_loss),
-    "dog": peer("DoG", lambda: DoG),
+    "momo-adam": peer("MoMo-Adam", "momo.MomoAdam", told=loss),
+    "dog": peer("DoG", "experiments.peers.DoG"),
 }
 
 
@@ -186,9 +180,9 @@ def recipe_of(config: Config) -> Recipe:
     """The optimizer's recipe, if its options fit."""
     recipe = OPTIMIZERS[known("optimizer", config.optimizer, OPTIMIZERS)]
     given = {"metric": config.metric, "average": config.average, "memory": config.memory, "lr": config.lr == "auto"}
-    for name in (name for name, value in given.items() if value and not recipe.proximal):
-        value = getattr(config, name)
-        raise ValueError(f"{name} is {value!r}, which {config.optimizer} does not have: only proxsvm has it")
+    if odd := [name for name, value in given.items() if value and not recipe.proximal]:
+        value = getattr(config, odd[0])
+        raise ValueError(f"{odd[0]} is {value!r}, which {config.optimizer} does not have: only proxsvm has it")
     return recipe
 
 
@@ -255,4 +249,4 @@ class Schedule:
         return {"best": self.best, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.factor = state["best"], state["factor"]
+        self.__dict__ |= state
