@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from experiments.models import SentencePairBiLSTM
-from experiments.task import Samples, need
+from experiments.task import need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
@@ -30,17 +30,6 @@ GLOVE = (
 WORD = re.compile(r"\w+(?=n't)|n't|'\w+|\w+|[^\w\s]")  # "don't" is "do" and "n't", as in GloVe
 
 Sentences = list[list[str]]
-
-
-@dataclass(frozen=True)
-class Pairs(Samples):
-    """Word ids ``[n, T]`` of both sentences, padded with 0, their lengths ``[n]``, and labels ``y [n]``."""
-
-    first: Tensor
-    first_lengths: Tensor
-    second: Tensor
-    second_lengths: Tensor
-    y: Tensor
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -95,9 +84,11 @@ def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
 
 def load(
     data: Path, samples: int | None, seed: int, glove: str = "glove.6B.100d.txt"
-) -> tuple[Pairs, Pairs, Pairs, Tensor]:
+) -> tuple[TensorDataset, TensorDataset, TensorDataset, Tensor]:
     """Training, validation (the official dev) and test pairs, and the vectors ``[V, E]`` of their words in float32.
 
+    A pair is the word ids ``[n, T]`` of the first sentence, padded with 0, and its length, those of the second one, and
+    the label.
     ``samples`` training pairs are drawn by ``seed`` (None: all, in the file's order). Row 0 of the vectors is padding,
     zeros; row 1 is any word that GloVe does not have: the mean vector.
     """
@@ -110,17 +101,14 @@ def load(
     rows = np.stack(list(known.values()))
     vectors = torch.from_numpy(np.concatenate([np.zeros_like(rows[:1]), rows.mean(0, keepdims=True), rows]))
     ids = {word: at for at, word in enumerate(known, UNKNOWN + 1)}
-    train, val, test = (Pairs(*_padded(a, ids), *_padded(b, ids), torch.tensor(y)) for a, b, y in texts)
+    train, val, test = (TensorDataset(*_padded(a, ids), *_padded(b, ids), torch.tensor(y)) for a, b, y in texts)
     return train, val, test, vectors
 
 
-def take(split: Pairs, index: Tensor, _: object = None) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def take(split: TensorDataset, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
     """The model's inputs and the labels at ``index``, padded to the longest sentence among them."""
-    inputs = []
-    for words, lengths in ((split.first, split.first_lengths), (split.second, split.second_lengths)):
-        here = lengths[index]
-        inputs += [words[index, : int(here.max())], here]
-    return tuple(inputs), split.y[index]  # type: ignore[return-value]
+    a, m, b, n, y = split[index]
+    return (a[:, : int(m.max())], m, b[:, : int(n.max())], n), y
 
 
 class WordPairModel(SentencePairBiLSTM):

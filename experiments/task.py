@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,10 @@ def each(f: Callable[[Tensor], Tensor], value: Tensors) -> Any:
     return f(value) if isinstance(value, Tensor) else tuple(f(part) for part in value)
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The columns of a split, all of one length."""
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+def columns(split: Any, index: Tensor, _: object = None) -> tuple[tuple[Tensor], Tensors]:
+    """The first column of a data set is the input, the others are the target."""
+    x, *y = split[index]
+    return (x,), y[0] if len(y) == 1 else tuple(y)
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Task:
     val: Any
     test: Any
     network: Callable[[], nn.Module]
-    take: Callable[[Any, Tensor, torch.Generator | None], tuple[tuple[Tensor, ...], Tensors]]
+    take: Callable[[Any, Tensor, torch.Generator | None], tuple[tuple[Tensor, ...], Tensors]] = columns
     score: Callable[[Tensor, Tensor], Tensor] | None = None
     measure: str = "accuracy"
     batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
@@ -85,6 +83,11 @@ def similar(lengths: Tensor, size: int, generator: torch.Generator, pool: int) -
     pools = torch.randperm(len(lengths), generator=generator).split(pool * size)
     cut = [part for some in pools for part in some[lengths[some].argsort(stable=True)].split(size)]
     return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
+
+
+def within(lengths: Tensor, size: int) -> Tensor:
+    """Where padded samples have an entry, ``[B, size]``."""
+    return torch.arange(size) < lengths[:, None]
 
 
 def need(path: Path, how: str) -> Path:

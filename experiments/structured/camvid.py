@@ -10,7 +10,6 @@ cross-entropy with Adam 82.8, with ProxOptimizer 79.7; per-pixel hinge 78.7, gri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from experiments.task import Samples, Task, indices, need
+from experiments.task import Task, indices, need
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
 from proxsvm.structures import maxflow_cut, scipy_cut
@@ -35,26 +35,17 @@ CUT = maxflow_cut if find_spec("maxflow") else scipy_cut  # the extra maxflow is
 Grid = partial(GridHinge, cut=CUT)
 
 
-@dataclass(frozen=True)
-class Frames(Samples):
-    """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known."""
+def read(folder: Path, split: str) -> TensorDataset:
+    """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known.
 
-    x: Tensor
-    road: Tensor
-    known: Tensor
-
-    def take(self, at: Tensor, _: object = None) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
-        return (self.x[at],), (self.road[at], self.known[at])
-
-
-def read(folder: Path, split: str) -> Frames:
-    """One split, in the order of the file names."""
+    One split, in the order of the file names.
+    """
     image = load("PIL.Image", extra="experiments")
     names = sorted(p.name for p in need(folder / split, HOW).glob("*.png"))
     pictures = np.stack([np.asarray(image.open(folder / split / n).convert("RGB")) for n in names])
     labels = np.stack([np.asarray(image.open(folder / f"{split}annot" / n)) for n in names])
     x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
-    return Frames(x, torch.from_numpy(labels == ROAD).long(), torch.from_numpy(labels != UNLABELLED))
+    return TensorDataset(x, torch.from_numpy(labels == ROAD).long(), torch.from_numpy(labels != UNLABELLED))
 
 
 class Network(nn.Module):
@@ -119,7 +110,6 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=Network,
-        take=Frames.take,
         batches=lambda _, generator: indices(len(train), 4, generator),
         losses={
             "likelihood": PixelCrossEntropy,

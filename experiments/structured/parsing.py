@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Vocabulary, Words, batches, indexed, take
-from experiments.task import Task, need
+from experiments.task import Task, need, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
 
@@ -100,7 +100,7 @@ class HeadByHead(CrossEntropy):
         node = torch.arange(N)
         allowed = (node[:, None] <= lengths[:, None, None]) & (node[:, None] != node[1:])  # [B, head, word]
         u = scores[:, :, 1:].masked_fill(~allowed[..., None], -torch.inf).transpose(1, 2).flatten(2)
-        real = node[1:] <= lengths[:, None]
+        real = within(lengths, N - 1)
         return super().prepare(u[real], (heads * R + relations)[real])
 
 
@@ -125,7 +125,7 @@ def attachment(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], loss: str) 
     counts = torch.zeros(5, dtype=torch.long)
     for scores, (heads, relations, lengths) in outputs:
         found, kinds = structure.decode(scores, lengths=lengths)
-        real = torch.arange(heads.shape[1]) < lengths[:, None]
+        real = within(lengths, heads.shape[1])
         arc = (found == heads) & real
         both = arc & (kinds == relations)
         exact = (both | ~real).all(1)

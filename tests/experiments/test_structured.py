@@ -98,8 +98,8 @@ def command(tmp_path, monkeypatch):
 def test_the_words_of_a_file_and_a_certified_step_on_one(tmp_path, capsys):
     write_letters(tmp_path)
     words, fold = ocr.load(tmp_path / "letter.data")
-    assert words.x.shape == (60, 3, 129)
-    assert words.lengths.tolist() == [2, 3, 1] * 20
+    assert words.tensors[0].shape == (60, 3, 129)
+    assert words.tensors[2].tolist() == [2, 3, 1] * 20
     assert fold.tolist() == [i % 10 for i in range(60)]
     ocr.verify_word(words, 1)
     assert "a word of 1 letters: 26^1 labellings" in capsys.readouterr().out
@@ -163,9 +163,9 @@ def test_the_kinds_of_chunks_in_a_sentence(tmp_path):
     write_sentences(tmp_path)
     read = chunking.read(tmp_path / "conll2000" / "train.txt")
     assert sentences.kinds(read) == ["ADVP", "PP"]  # noun and verb phrases are everywhere
-    found = sentences.labelled(read[:3], chunking.Vocabulary(s[:2] for s in read), ["ADVP", "PP"])
-    assert found.y.tolist() == [[0, 0], [0, 0], [1, 1]]
-    (words, _, starts), y = found.take(torch.tensor([0, 2]))
+    vocabulary = chunking.Vocabulary(s[:2] for s in read)
+    found = [sentences.labelled(s, vocabulary, ["ADVP", "PP"]) for s in read[:3]]
+    (words, _, starts), y = sentences.take(found, torch.tensor([0, 2]))
     assert (len(words), starts.tolist(), y.tolist()) == (4 + 7, [0, 4], [[0, 0], [1, 1]])
 
 

@@ -64,14 +64,14 @@ def config(data, **options):
 def test_the_loader_reads_official_files(data):
     train, val, test = cifar.load(data, "cifar10", held=10, records=(100, 30))
     assert (len(train), len(val), len(test)) == (90, 10, 30)
-    assert train.x.mean((0, 2, 3)).abs().max() < 1e-5
-    torch.testing.assert_close(train.x.std((0, 2, 3), correction=0), torch.ones(3))
-    assert torch.equal(test.y, torch.arange(30) % 10)
+    assert train.tensors[0].mean((0, 2, 3)).abs().max() < 1e-5
+    torch.testing.assert_close(train.tensors[0].std((0, 2, 3), correction=0), torch.ones(3))
+    assert torch.equal(test.tensors[1], torch.arange(30) % 10)
     fine, _, _ = cifar.load(data, "cifar100", 90, held=10, records=(200, 100))
     assert len(fine) == 90
     with pytest.raises(ValueError, match="cifar10 has 100 training images here; 10 were to be held out and 95 used"):
         cifar.load(data, "cifar10", 95, held=10, records=(100, 30))
-    assert fine.y.max() > 20  # the fine labels, not the coarse ones
+    assert fine.tensors[1].max() > 20  # the fine labels, not the coarse ones
 
 
 def test_missing_and_truncated_files_are_named(data, tmp_path):
