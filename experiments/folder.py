@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, log.jsonl and the checkpoint last.pt; result.json once it is done.
+"""The folder of a run: config.json, log.jsonl with a line for each epoch, and the checkpoint last.pt.
 
 Every file is written completely or not at all, and a checkpoint contains the lines of the log: whenever the process
 dies, resuming loses at most the current epoch.
@@ -44,43 +44,41 @@ def claim(config: Config, out: Path) -> Result | None:
     return result(out)
 
 
+def done(result: Result) -> bool:
+    return len(result["curve"]) == result["config"]["epochs"]
+
+
 def result(out: Path) -> Result | None:
-    file = out / "result.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    """Of a run that is finished."""
+    found = so_far(out)
+    return found if found is not None and done(found) else None
 
 
 def so_far(out: Path) -> Result | None:
-    """The result, or what it would be after the epochs so far."""
-    log = out / "log.jsonl"
-    lines = [json.loads(text) for text in log.read_text().splitlines()] if log.exists() else []
-    return result(out) or (_result(out, lines) if lines else None)
-
-
-def finish(out: Path, lines: list[Line]) -> Result:
-    """Write the result."""
-    done = _result(out, lines)
-    write(out / "result.json", json.dumps(done))
-    return done
-
-
-def _result(out: Path, lines: list[Line]) -> Result:
-    """The config, what it ran on, the curve and, where it was read, the test value."""
-    last = lines[-1]
+    """The config, what it ran on, the curve after the epochs so far and, where it was read, the test value."""
+    file = out / "log.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    if not lines:
+        return None
     curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
-    tests = {name: last.get(name) for name in ("test", "test_averaged", "test_last")}
-    tests |= {name: values for name, values in last.items() if name == "test_measures"}
+    tests = dict.fromkeys(("test", "test_averaged", "test_last"))
+    tests |= {name: value for name, value in lines[-1].items() if name.startswith("test")}
     return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
 
 
 def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
     """Save a checkpoint after an epoch, and then the log."""
     checkpoint.save(out / "last.pt", **parts, lines=lines)
-    write(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    log(out, lines)
 
 
 def resume(out: Path, parts: dict[str, Any]) -> list[Line]:
     """Load the checkpoint, if there is one; returns the lines of its epochs."""
     return checkpoint.load(out / "last.pt", **parts)["lines"] if (out / "last.pt").exists() else []
+
+
+def log(out: Path, lines: list[Line]) -> None:
+    write(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write(file: Path, text: str) -> None:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from experiments import folder, train
 from experiments.config import Config, asked, from_dict
-from experiments.folder import Result, write
+from experiments.folder import Result, done, write
 from experiments.optimizers import title
 from experiments.report import tables
 from experiments.report.results import read
@@ -59,8 +59,8 @@ class Sweep:
 
     def epochs(self, run: Config) -> int:
         """How many of them are done."""
-        found = self.result(run) or folder.so_far(self.out / name_of(run))
-        return len(found["curve"]) if found else 0
+        found = self.known.get(asked(run)) or folder.so_far(self.out / name_of(run)) or {"curve": []}
+        return len(found["curve"])
 
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
@@ -115,10 +115,6 @@ class Sweep:
             if not self.study.turns:
                 raise
         return True
-
-
-def done(result: Result) -> bool:
-    return len(result["curve"]) == result["config"]["epochs"]
 
 
 def name_of(config: Config) -> str:

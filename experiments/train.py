@@ -104,6 +104,8 @@ def run(
     if done is not None:
         return done
     lines = folder.resume(out, training.parts)
+    if first:
+        folder.log(out, lines)  # a run that was killed may have had the checkpoint alone
     network = DistributedDataParallel(training.model) if training.world > 1 else training.model
     if config.compile:
         network = torch.compile(network, backend=config.compile)
@@ -122,7 +124,7 @@ def run(
             dist.barrier()
         if time.monotonic() > until and not last:
             raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
-    return folder.finish(out, lines) if first else {"curve": lines}
+    return folder.so_far(out) or {"curve": lines}
 
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:

@@ -185,10 +185,9 @@ def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -
     note = f"{VALUES[value]}; no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
     found = across(studies, lambda runs: _recommended(runs, value), join="inner")
     lower = [bool(runs.lower.iloc[0]) for runs in studies.values()]
-    errors = found.where([lower] * len(found), (100 - found).abs()) if studies else found
-    shown = DataFrame(
-        {name: found[name].map(partial(_cell, lower=low)) for name, low in zip(found, lower, strict=True)}
-    )
+    columns = list(zip(found, lower, strict=True))
+    errors = DataFrame({name: found[name] if low else (100 - found[name]).abs() for name, low in columns})
+    shown = DataFrame({name: found[name].map(partial(_cell, lower=low)) for name, low in columns})
     shown["mean rank"] = errors.rank(method="min").mean(axis=1).map("{:.1f}".format)
     shown["worst"] = (errors / errors.min()).fillna(1.0).max(axis=1).map("{:.2f}".format)
     table = of_frame("One fixed setting for all tasks", shown, note)

@@ -167,7 +167,7 @@ def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(command, 
     second = command("--go-on", "--seeds", "2", "--precision", "bfloat16", data=moved, out=there)
     assert second[:6] == first  # to the second that they took: they were not run again
     assert [(run["config"]["seed"], run["config"]["precision"]) for run in second[6:]] == [(2, "bfloat16")] * 2
-    assert len(list((there / "small" / "tiny").glob("*/result.json"))) == 2
+    assert len(list((there / "small" / "tiny").glob("*/log.jsonl"))) == 2
 
 
 def test_an_average_can_choose():
