@@ -49,9 +49,8 @@ class BPGrad(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, *, loss: Tensor) -> None:  # type: ignore[override]
         """One step; ``loss`` is the value that was differentiated."""
-        moved = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        moved, grads = _decayed(self)
         value = loss + sum(group["weight_decay"] / 2 * p.square().sum() for group, p in moved)
-        grads = [p.grad.add(p, alpha=group["weight_decay"]) for group, p in moved]
         factor = value / (_norm(grads) + self.eps)
         for (group, p), g in zip(moved, grads, strict=True):
             velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
@@ -84,9 +83,8 @@ class DoG(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        moved = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        moved, grads = _decayed(self)
         starts = [self.state[p].setdefault("start", p.clone()) for _, p in moved]
-        grads = [p.grad.add(p, alpha=group["weight_decay"]) for group, p in moved]
         totals = self.state[self.param_groups[0]["params"][0]]  # so that a state dict has them
         distance = _norm([p - start for (_, p), start in zip(moved, starts, strict=True)])
         totals["distance"] = torch.maximum(totals.get("distance", self.start * (1 + _norm(starts))), distance)
@@ -106,11 +104,11 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__(model.parameters(), {"lr": lr, "weight_decay": weight_decay})
-        tables = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-        matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in tables]
+        tables = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+        matrices = [p for p in model.parameters() if p.dim() > 1 and p not in tables]
         self.matrices = matrices[:-1] or matrices
         self.flat = [nn.Parameter(p.detach().flatten(1).clone()) for p in self.matrices]
-        rest = [p for p in model.parameters() if all(p is not matrix for matrix in self.matrices)]
+        rest = [p for p in model.parameters() if p not in set(self.matrices)]
         options = {"lr": lr, "weight_decay": weight_decay}
         self.parts = {"muon": torch.optim.Muon(self.flat, adjust_lr_fn="match_rms_adamw", **options)}
         self.parts |= {"adamw": torch.optim.AdamW(rest, **options)} if rest else {}
@@ -134,6 +132,12 @@ class Muon(torch.optim.Optimizer):
         for name, part in self.parts.items():
             part.load_state_dict(state.pop(name))
         super().load_state_dict(state)
+
+
+def _decayed(optimizer: torch.optim.Optimizer) -> tuple[list[tuple[dict[str, Any], Tensor]], list[Tensor]]:
+    """The parameters that have gradients, with their groups, and the gradients of the objective with its decay."""
+    moved = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return moved, [p.grad.add(p, alpha=group["weight_decay"]) for group, p in moved]
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

@@ -83,15 +83,14 @@ def digits(config: Config) -> Task:
     return Task(*parts, network=lambda: nn.Sequential(tabular.mlp(64)[:-1], nn.Linear(128, 10)), score=right)
 
 
-LANGUAGE_MODELS = {  # layers, heads, width, context
-    "gpt-2-64": (2, 2, 64, 64),
-    "gpt-2-128": (2, 4, 128, 64),
-    "gpt-6-384": (6, 6, 384, 256),
-}
+LANGUAGE_MODELS = {"gpt-2-64": (2, 2, 64, 64), "gpt-2-128": (2, 4, 128, 64), "gpt-6-384": (6, 6, 384, 256)}
 
 
 def characters(config: Config) -> Task:
-    """The next character of SNLI's sentences; a sample is a window, and ``held`` windows of dev are for validation."""
+    """The next character of SNLI's sentences; a sample is a window, and ``held`` windows of dev are for validation.
+
+    A model has layers, heads, a width and a context.
+    """
     layers, heads, width, context = LANGUAGE_MODELS[known("model", config.model, LANGUAGE_MODELS)]
     train, val, test = lm.load(Path(config.data), context, config.images or None, config.held or None)
     network = partial(lm.GPT, layers, heads, width, context)

@@ -28,7 +28,7 @@ def predicted(run: Path, data: Path) -> tuple[list[str], Arcs, Arcs]:
     decode, model = StructuredHinge(parsing.structure_of(given.loss)).decode, training.model.eval()
     split = parsing.splits(data)
     names = ["?", *sorted({relation for sentence in split["train"] for relation in sentence.relations})]
-    sentences = sorted(split["test"], key=parsing.by_length)
+    sentences = sorted(split["test"], key=lambda s: len(s.words))
     for at, sentence in enumerate(sentences):
         if 9 <= len(sentence.words) <= 13 and sentence.words[0].istitle():
             inputs, (*_, lengths) = parsing.take(training.task.test, [at])

@@ -86,11 +86,6 @@ def take(encoded: Encoded, index: Iterable[int], _: object = None, inputs: int =
     return (*columns[:inputs], lengths), (*columns[inputs:], lengths)
 
 
-def batches(encoded: Encoded) -> Callable[[int, torch.Generator], Sequence[Tensor]]:
-    lengths = torch.tensor([len(sentence[0]) for sentence in encoded])
-    return lambda _, generator: similar(lengths, 32, generator, pool=20)
-
-
 class Words(nn.Module):
     """Scores ``[B, T, outputs]`` of the words of sentences, in their context. ``sizes``: of the three embeddings."""
 
@@ -140,23 +135,27 @@ def chunk_f1(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]], chunks: list[
     return f1(truth, found)
 
 
+def words_task(
+    parts: Iterable[Iterable[Any]], encode: Callable[[Any], tuple[Tensor, ...]], evaluated: int = 128, **options: Any
+) -> Task:
+    """Training, validation and test sentences in batches of similar length."""
+    train, val, test = ([encode(sentence) for sentence in part] for part in parts)
+    lengths = torch.tensor([len(sentence[0]) for sentence in train])
+    batches = lambda _, generator: similar(lengths, 32, generator, pool=20)  # noqa: E731
+    return Task(train, val, test, take=take, batches=batches, evaluated=evaluated, **options)
+
+
 def task(folder: Path) -> Task:
     split = splits(folder)
     vocabulary = Vocabulary(s[:2] for s in split["train"])
     chunks = sorted({chunk for s in split["train"] for chunk in s.chunks})
     at = {chunk: i for i, chunk in enumerate(chunks)}
-    train, val, test = (
-        [(*vocabulary.encode(*s[:2]), torch.tensor([at.get(chunk, 0) for chunk in s.chunks])) for s in part]
-        for part in split.values()
-    )
-    return Task(
-        *(train, val, test),
+    return words_task(
+        split.values(),
+        lambda s: (*vocabulary.encode(*s[:2]), torch.tensor([at.get(chunk, 0) for chunk in s.chunks])),
         network=partial(Tagger, vocabulary, len(chunks)),
-        take=take,
-        batches=batches(train),
         losses={"likelihood": ChainCRF, "hinge": partial(ChainHinge, smooth=True)},
         judge=lambda outputs, _: chunk_f1(outputs, chunks),
-        evaluated=128,
     )
 
 

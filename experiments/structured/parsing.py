@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from experiments.structured.chunking import Vocabulary, Words, batches, indexed, take
+from experiments.structured.chunking import Vocabulary, Words, indexed, words_task
 from experiments.task import Task, need, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
@@ -52,10 +52,6 @@ def read(path: Path) -> list[Sentence]:
         relations = [relation.partition(":")[0] for relation in columns[7]]
         found.append(Sentence(list(columns[1]), list(columns[3]), list(map(int, columns[6])), relations))
     return found
-
-
-def by_length(sentence: Sentence) -> int:
-    return len(sentence.words)
 
 
 def splits(folder: Path) -> dict[str, list[Sentence]]:
@@ -144,16 +140,9 @@ def task(folder: Path) -> Task:
         relations = torch.tensor([index.get(r, 0) for r in s.relations])
         return *vocabulary.encode(*s[:2]), torch.tensor(s.heads), relations
 
-    train, val, test = ([encode(s) for s in sorted(part, key=by_length)] for part in split.values())
-    return Task(
-        *(train, val, test),
-        network=partial(Parser, vocabulary, len(index) + 1),
-        take=take,
-        batches=batches(train),
-        losses=LOSSES,
-        judge=attachment,
-        evaluated=64,
-    )
+    parts = [sorted(part, key=lambda s: len(s.words)) for part in split.values()]
+    network = partial(Parser, vocabulary, len(index) + 1)
+    return words_task(parts, encode, evaluated=64, network=network, losses=LOSSES, judge=attachment)
 
 
 if __name__ == "__main__":
