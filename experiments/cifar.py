@@ -24,8 +24,7 @@ CLASSES = {"cifar10": 10, "cifar100": 100}
 
 def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file of n = ``records`` images."""
-    how = "Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it."
-    raw = np.fromfile(need(file, how), np.uint8)
+    raw = np.fromfile(need(file, "cifar"), np.uint8)
     if len(raw) != records * (header + PIXELS):
         raise ValueError(
             f"{file} has {len(raw)} bytes, {len(raw) / (header + PIXELS):g} images; expected {records}: is it whole, "

@@ -53,20 +53,18 @@ def criterion_of(config: Config) -> nn.Module:
 
 # How an optimizer is created, and takes a step.
 
-Told = Callable[[Tensor], dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Recipe:
     """Its name and its factory ``(config, loss, model, steps of the whole training)``.
 
-    ``told``: how its step is passed the value of the loss, if it is. ``multistep``: the step differentiates by itself;
-    ``prepare`` is applied to the network first. ``proximal`` marks ours.
+    ``told``: how its step is told the value of the loss, as "loss" or by a "closure", if it is. ``multistep``: the step
+    differentiates by itself; ``prepare`` is applied to the network first. ``proximal`` marks ours.
     """
 
     name: str
     build: Callable[[Config, nn.Module, nn.Module, int], Optimizer]
-    told: Told = lambda _: {}
+    told: str = ""
     multistep: bool = False
     proximal: bool = False
 
@@ -80,8 +78,9 @@ class Recipe:
         optimizer.zero_grad()
         value = evaluate()
         value.backward()
-        optimizer.step(**self.told(value.detach()))
-        return value.detach()
+        value = value.detach()
+        optimizer.step(**{self.told: value if self.told == "loss" else lambda: float(value)} if self.told else {})
+        return value
 
 
 METRICS: dict[str, Callable[[], Any]] = {
@@ -111,7 +110,7 @@ def prox(name: str, solver: Callable[[], Any], multistep: bool = False) -> Recip
     return Recipe(name, build, multistep=multistep, proximal=True)
 
 
-def peer(name: str, kind: str, momentum: str = "", told: Told = lambda _: {}, **options: Any) -> Recipe:
+def peer(name: str, kind: str, momentum: str = "", told: str = "", **options: Any) -> Recipe:
     """Another's optimizer, and what it calls the momentum, if it has one; an option may depend on config and steps.
 
     Those of the extra ``peers`` are imported when they are used.
@@ -136,44 +135,30 @@ def alig(c: Config, _: nn.Module, model: nn.Module, __: int) -> Optimizer:
     return of("pytorch_optimizer.AliG")(model.parameters(), max_lr=c.lr, momentum=c.momentum)
 
 
-def warm_up(_: Config, steps: int) -> int:
-    """As Schedule-Free AdamW's authors recommend: as long as that of AdamW's cosine."""
-    return round(WARM_UP * steps)
-
-
-def loss(value: Tensor) -> dict[str, Any]:
-    return {"loss": value}
-
-
-def closure(value: Tensor) -> dict[str, Any]:
-    return {"closure": lambda: float(value)}
-
-
+WARM_UP = 0.05  # fraction of the steps, of the cosine and, as its authors recommend, of Schedule-Free AdamW
 OPTIMIZERS: dict[str, Recipe] = {  # in the order of the tables: the paper's, then those that it does not have
     "adagrad": peer("Adagrad", "torch.optim.Adagrad"),
     "adam": peer("Adam", "torch.optim.Adam"),
     "amsgrad": peer("AMSGrad", "torch.optim.Adam", amsgrad=True),
-    "bpgrad": peer("BPGrad", "experiments.peers.BPGrad", "momentum", loss),
+    "bpgrad": peer("BPGrad", "experiments.peers.BPGrad", "momentum", "loss"),
     "dfw": prox("DFW", SingleStepFW),
     "sgd": peer("SGD", "torch.optim.SGD", "momentum", nesterov=lambda c, _: c.momentum > 0),
     "multistep": prox("Multi-step FW", lambda: MultiStepFW(max_steps=3), multistep=True),
     "dfw-full": prox("DFW, γ ≡ 1", FullStep),
-    "alig": Recipe("ALI-G", alig, closure),
-    "momo": peer("MoMo", "momo.Momo", "beta", loss),
+    "alig": Recipe("ALI-G", alig, "closure"),
+    "momo": peer("MoMo", "momo.Momo", "beta", "loss"),
     "prodigy": peer("Prodigy", "prodigyopt.Prodigy"),  # lr = 1 is its authors' setting for every task
     "schedulefree": peer("Schedule-Free", "schedulefree.SGDScheduleFree", "momentum"),
     "adamw": peer("AdamW", "torch.optim.AdamW"),
-    "schedulefree-adamw": peer("Schedule-Free AdamW", "schedulefree.AdamWScheduleFree", warmup_steps=warm_up),
+    "schedulefree-adamw": peer(
+        "Schedule-Free AdamW", "schedulefree.AdamWScheduleFree", warmup_steps=lambda _, steps: round(WARM_UP * steps)
+    ),
     "nadamw": peer("NAdamW", "torch.optim.NAdam", decoupled_weight_decay=True),
     "soap": peer("SOAP", "pytorch_optimizer.SOAP", max_precondition_dim=2048),  # of a vocabulary: a diagonal
     "muon": Recipe("Muon", lambda c, _, model, __: Muon(model, lr=c.lr, weight_decay=c.weight_decay)),
-    "momo-adam": peer("MoMo-Adam", "momo.MomoAdam", told=loss),
+    "momo-adam": peer("MoMo-Adam", "momo.MomoAdam", told="loss"),
     "dog": peer("DoG", "experiments.peers.DoG"),
 }
-
-
-def title(config: Config) -> str:
-    return f"{OPTIMIZERS[config.optimizer].name} {config.lr}"
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -209,7 +194,6 @@ FALLS: dict[str, tuple[float, list[float]]] = {  # the factor, and after which f
     "densenet": (0.1, [0.5, 0.75]),  # 150 and 225 of 300
 }
 SCHEDULES = [*FALLS, "snli", "cosine"]
-WARM_UP = 0.05  # fraction of the steps
 
 
 def cosine(part: float) -> float:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from experiments import folder, train
 from experiments.config import Config, asked, from_dict
 from experiments.folder import Result, done, write
-from experiments.optimizers import title
+from experiments.optimizers import OPTIMIZERS
 from experiments.report import tables
 from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
@@ -90,7 +90,10 @@ class Sweep:
             self.bar.n = sum(epochs.values())
             fewest = min(epochs[run] for run in waiting)
             waiting = [run for run in waiting if epochs[run] == fewest or not self.study.turns]
-            taken = [self._take(run, f"run {number[run]} of {len(number)}, {title(run)}") for run in waiting]
+            titles = {
+                run: f"run {number[run]} of {len(number)}, {OPTIMIZERS[run.optimizer].name} {run.lr}" for run in waiting
+            }
+            taken = [self._take(run, name) for run, name in titles.items()]
             if not any(taken):
                 time.sleep(PAUSE)  # others are at work on the rest
         return [result for run in runs if (result := self.result(run)) is not None]

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from experiments.task import need
+from experiments.task import damaged, need
 
 CALIFORNIA = [  # the columns of the files, the target last
     *("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"),
@@ -22,10 +22,6 @@ BIKE = [
     *("instant", "dteday", "season", "yr", "mnth", "hr", "holiday", "weekday", "workingday", "weathersit"),
     *("temp", "atemp", "hum", "windspeed", "casual", "registered", "cnt"),
 ]
-HOW = {
-    "california": "python -m experiments download california gets it (Luís Torgo's regression data sets)",
-    "bike": "python -m experiments download bike gets it from UCI",
-}
 
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -97,12 +93,11 @@ def mlp(inputs: int, width: int = 128, depth: int = 2, dropout: float = 0.0) -> 
 
 def read(file: Path, names: list[str], name: str) -> DataFrame:
     """The rows of a comma-separated file, with its header if it has one."""
-    need(file, f"{HOW[name]}.")
     own = {"header": 0} if name == "bike" else {"names": names, "index_col": False}
     try:
-        rows = read_csv(file, **own)
+        rows = read_csv(need(file, name), **own)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}. {HOW[name]}") from error
+        raise damaged(file, name, f": {error}") from error
     if list(rows) != names or rows.empty or rows.isna().any(axis=None):
-        raise ValueError(f"{file} has no rows, or others; expected {','.join(names)}: is it whole? {HOW[name]}")
+        raise damaged(file, name, f" has no rows, or others; expected {','.join(names)}")
     return rows

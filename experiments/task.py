@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pandas import read_csv
 from torch import Tensor, nn
 
 from experiments.config import Config, known
@@ -90,8 +91,15 @@ def within(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size) < lengths[:, None]
 
 
-def need(path: Path, how: str) -> Path:
+HINTS = read_csv(Path(__file__).with_name("hints.csv"), comment="#").set_index("data").how
+
+
+def need(path: Path, data: str) -> Path:
     """``path``, or an error that says how to get it."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing. {how} Then pass its folder: --data DIR")
+        raise FileNotFoundError(f"{path} is missing. {HINTS[data]} Then pass its folder: --data DIR")
     return path
+
+
+def damaged(file: Path, data: str, what: str) -> ValueError:
+    return ValueError(f"{file}{what}: is the file whole? {HINTS[data]}")

@@ -36,7 +36,6 @@ from experiments.tasks import task_of
 from proxsvm import ProxOptimizer
 
 RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
-PRECISIONS = ("float32", "bfloat16")
 
 
 class TimeUp(Exception):
@@ -62,7 +61,7 @@ class Training:
     def of(cls, config: Config, task: Task | None = None) -> Training:
         """``task``: the config's, where it is loaded already."""
         recipe = recipe_of(config)
-        known("precision", config.precision, PRECISIONS)
+        known("precision", config.precision, ("float32", "bfloat16"))
         task = task or task_of(config)
         criterion = task.criterion(config)
         torch.manual_seed(config.seed)

@@ -57,9 +57,9 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
 
 def of_kind(results: Results, kind: str) -> Results:
     """The studies of a kind; "evidence" are those in which everyone is tuned."""
-    if kind == "evidence":
-        return {name: results[name] for name in (*EVIDENCE, *STRUCTURED, "parsing") if name in results}
-    return {name: runs for name, runs in results.items() if names.kind(name) == kind}
+    tuned = (*EVIDENCE, *STRUCTURED, "parsing")
+    wanted = tuned if kind == "evidence" else [name for name in results if names.kind(name) == kind]
+    return {name: results[name] for name in wanted if name in results}
 
 
 TABLES: dict[str, Callable[..., tables.Table]] = {  # of one study, by its name and its runs

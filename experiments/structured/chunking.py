@@ -23,10 +23,6 @@ from experiments.task import Task, need, similar
 from proxsvm._extras import load
 from proxsvm.losses import ChainCRF, ChainHinge
 
-HOW = (
-    "CoNLL-2000 is conll2000/train.txt and conll2000/test.txt, lines of 'word POS chunk', from "
-    "https://www.clips.uantwerpen.be/conll2000/chunking/."
-)
 Encoded = list[tuple[Tensor, ...]]
 WIDTH = 100  # of the LSTM, in each direction
 
@@ -39,7 +35,7 @@ class Sentence(NamedTuple):
 
 def read(path: Path) -> list[Sentence]:
     """The sentences of a file in the official format: one word per line, an empty line between sentences."""
-    blocks = need(path, HOW).read_text(encoding="utf-8").split("\n\n")
+    blocks = need(path, "chunking").read_text(encoding="utf-8").split("\n\n")
     rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
     return [Sentence(*(list(column) for column in zip(*block, strict=True))) for block in rows if block]
 

@@ -32,7 +32,6 @@ from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import verify
 
 K = 26
-HOW = "OCR letters is letter.data, from https://ai.stanford.edu/~btaskar/ocr/ (unpack letter.data.gz)."
 
 
 def load(path: Path) -> tuple[TensorDataset, Tensor]:
@@ -40,7 +39,7 @@ def load(path: Path) -> tuple[TensorDataset, Tensor]:
 
     Padded: pixels and a constant ``[N, T, 129]``, labels ``[N, T]``, lengths ``[N]``.
     """
-    rows = read_csv(need(path, HOW), sep="\t", header=None, usecols=range(134), na_filter=False)
+    rows = read_csv(need(path, "ocr"), sep="\t", header=None, usecols=range(134), na_filter=False)
     ends = np.flatnonzero(rows[2] == -1) + 1  # no next letter
     lengths = torch.tensor(np.diff(ends, prepend=0))
     pixels = F.pad(torch.tensor(rows.loc[:, 6:].to_numpy(np.float32)), (0, 1), value=1.0)

@@ -22,10 +22,6 @@ from experiments.task import Task, need, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
 
-HOW = (
-    "UD English EWT is UD_English-EWT/en_ewt-ud-{train,dev,test}.conllu, from "
-    "https://github.com/UniversalDependencies/UD_English-EWT."
-)
 LONGEST, TRAIN, HELD = 25, 3_000, 500
 ROOT = "<root>"
 
@@ -46,7 +42,7 @@ class Sentence(NamedTuple):
 def read(path: Path) -> list[Sentence]:
     """The sentences of a CoNLL-U file; multi-word tokens and empty nodes (1-2, 1.1) are left out."""
     found = []
-    for block in need(path, HOW).read_text(encoding="utf-8").strip().split("\n\n"):
+    for block in need(path, "parsing").read_text(encoding="utf-8").strip().split("\n\n"):
         rows = [line.split("\t") for line in block.splitlines() if line[:1] != "#"]
         columns = list(zip(*(row for row in rows if row[0].isdigit()), strict=True))
         relations = [relation.partition(":")[0] for relation in columns[7]]
