@@ -78,8 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_text(cells: Mapping[str, str]) -> dict[str, Any]:
     """Entries of a config from the cells of a table: an empty one is no entry, and a dash an empty text."""
-    kinds = {entry.name: _kind(entry) for entry in fields(Config)}
-    return {name: kinds[name](cell.strip("-")) for name, cell in cells.items() if cell and name in kinds}
+    found = {}
+    for entry in (entry for entry in fields(Config) if cells.get(entry.name)):
+        values = [_kind(entry)(text) for text in cells[entry.name].strip("-").split() or [""]]
+        found[entry.name] = tuple(filter(None, values)) if isinstance(entry.default, tuple) else values[0]
+    return found
 
 
 def _kind(entry: Field[Any]) -> Callable[[str], Any]:

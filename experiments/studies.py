@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def grid(base: Config, *names: str, **axes: Iterable) -> tuple[Config, ...]:
 
 
 def _read(name: str) -> DataFrame:
-    return read_csv(Path(__file__).with_name(name), comment="#", dtype=str, keep_default_na=False)
+    return read_csv(Path(__file__).with_name(name), comment="#", dtype=str, keep_default_na=False).fillna("")
 
 
 MOST = 7  # values of η, in a grid that grows
@@ -118,38 +118,31 @@ EVIDENCE = ("cifar10", "cifar10-augmented", "cifar100", "cifar100-augmented", "s
 STRUCTURED = ("ocr-small", "ocr-large", "chunking", "camvid")
 LOWER = ("california", "bike", "lm")  # their value is an error, or nats
 AVERAGE = ("0.995",)
-TASKS: dict[str, dict[str, Any]] = {
-    row["task"]: row for row in _read("tasks.csv").astype({"short": int, "whole": int}).to_dict("records")
-}
+ROWS = _read("tasks.csv").astype({"short": int, "whole": int}).to_dict("records")
+TASKS = {row["task"]: row for row in reversed(ROWS)}  # the first of a name is not the paper's
 
 
-def base_of(task: str, data: str, **options: Any) -> Config:
+def base_of(row: dict[str, Any], data: str, **options: Any) -> Config:
     """The config of a task, with the average that the studies have, in runs that choose η."""
-    return Config(data=data, **{"averages": AVERAGE} | from_text(TASKS[task]) | options)
+    return Config(data=data, **{"averages": AVERAGE} | from_text(row) | options)
 
 
 # What has been run.
 
 
-def evidence(name: str, data: str) -> Study:
-    """Everyone tuned: every method's grid, and proxsvm with each loss in each metric."""
-    task, base = TASKS[name], base_of(name, data)
-    runs = grid(base, *task["grids"].split()) + grid(base, "variants", loss=task["losses"].split())
-    return Study(name, tuple(dict.fromkeys(runs)), task["whole"], _seeds(task), by=("", *AVERAGE))
-
-
-def tuned(name: str, data: str) -> Study:
-    """Every loss of a structured task in both metrics, and the likelihood with five peers: three η each, growing.
-
-    Of dependency parsing every loss with nothing set, and with three η of proxsvm and of AdamW.
-    """
-    task, base = TASKS[name], base_of(name, data, averages=("0.99",))
-    runs = grid(base, *task["grids"].split(), loss=task["losses"].split())
-    return Study(name, runs, task["whole"], _seeds(task), by=("any",), growth=10**0.5)
-
-
-def _seeds(task: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(map(int, task["seeds"].split()))
+def choosing(row: dict[str, Any], data: str) -> Study:
+    """Everyone is tuned. Where nothing is chosen, at night, the runs take turns: all have had the same time."""
+    night, growing = row["task"].startswith("night"), row["by"] == "any"
+    base = base_of(row, data, **{"seed": 1, "test": True} if night else {})
+    axes = {name: [from_text({name: x})[name] for x in row[name].split()] for name in ("weight_decay", "batch")}
+    axes = {name: values for name, values in axes.items() if len(values) > 1}
+    losses = {"loss": row["losses"].split()}
+    runs = grid(base, *row["grids"].split(), **axes, **losses if growing else {})
+    if losses["loss"] and not growing:
+        runs = tuple(dict.fromkeys(runs + grid(base, "variants", **losses)))
+    by = ("", *AVERAGE) if row["by"] == "both" else (row["by"],)
+    seeds = tuple(map(int, row["seeds"].split()))
+    return Study(row["task"], runs, row["whole"], seeds, by, growth=10**0.5 if growing else 0.0, turns=night)
 
 
 def unchosen(name: str, data: str) -> Study:
@@ -165,82 +158,31 @@ def unchosen(name: str, data: str) -> Study:
     epochs = task["whole"] if kind in ("fixed", "decay") else task["short"]
     if kind == "ablation":
         grids, axes = (kind + task["sizes"], "ablation-diagonal"), {"loss": task["losses"].split()}
-    base = base_of(at, data, loss=task["common"], epochs=epochs, test=kind == "fixed")
+    base = base_of(task, data, loss=task["common"], epochs=epochs, averages=AVERAGE, test=kind == "fixed")
     return Study(name, grid(base, *grids, **axes), epochs, seeds=())
 
 
 def first(name: str, data: str) -> Study:
     """``first-chunking``, …: what was measured before everyone was tuned alike; nothing is chosen."""
-    task, epochs = name.partition("-")[2], TASKS[name.partition("-")[2]]["whole"]
-    averages = ("0.99",) if task in ("segments", "matching") else ()
-    seeds = (0, 1) if task in ("camvid", "sentences") else (0,)
+    task = name.partition("-")[2]
+    row, seeds = TASKS[task], (0, 1) if task in ("camvid", "sentences") else (0,)
     tried = "-".join(name.split("-")[:2])  # both sizes of OCR have the same settings
-    base = base_of(task, data, epochs=epochs, averages=averages, test=True)
-    return Study(name, grid(base, tried, seed=seeds), epochs, seeds=())
+    base = base_of(row, data, epochs=row["whole"], test=True, **{"averages": ()} if row["scale"] else {})
+    return Study(name, grid(base, tried, seed=seeds), base.epochs, seeds=())
 
 
-def night(name: str, data: str) -> Study:
-    """DFW and SGD at the paper's setting, and ours with nothing set, in turns, on a CPU; nothing is chosen."""
-    base = base_of(name, data, seed=1, test=True)
-    return Study(name, grid(base, name), base.epochs, seeds=(), turns=True)
-
-
-def sensitivity(name: str, data: str) -> Study:
-    """How far η may be off: 4 epochs of 3,000 images over five decades. Validation only."""
-    return Study(name, grid(Config(data=data, epochs=4, images=3_000, held=2_000), name), epochs=4, seeds=())
-
-
-def averaging(name: str, data: str) -> Study:
-    """Which average of the weights, and which η with it, of DFW and of three others: the average chooses."""
-    averages = ("0.98", "0.99", "0.995", "1/4", "1/2")
-    base = base_of("cifar10", data, epochs=20, averages=averages, precision="bfloat16")
-    return Study(name, grid(base, name), epochs=20, by=AVERAGE)
-
-
-# What the paper ran.
-
-
-def cifar_paper(name: str, data: str) -> Study:
-    """``cifar10-wrn``, ``cifar100-densenet-augmented``, …: the paper's sections 5.1 and B."""
-    dataset, network, *augmented = name.split("-")
-    wrn = network == "wrn"
-    model, epochs, batch = ("wrn-40-4", 200, 128) if wrn else ("densenet-40-40", 300, 64)
-    base = Config(data, dataset, model, epochs=epochs, augment=bool(augmented), device="cuda")
-    decays = (1e-4, 5e-4) if wrn else (1e-4,)
-    tried, batches = ("paper-augmented", (batch, 2 * batch, 4 * batch)) if augmented else ("paper", (batch,))
-    runs = grid(base, tried, weight_decay=decays, batch=batches)
-    scheduled = replace(base, schedule="wrn-paper" if wrn else "densenet", batch=batch)
-    return Study(name, runs + grid(scheduled, "paper-sgd", weight_decay=decays), epochs)
-
-
-def snli_paper(name: str, data: str) -> Study:
-    """The paper's section 5.2: InferSent's protocol, 20 epochs of batches of 64; the baselines with both losses."""
-    paper = {"model": "bilstm-2048", "precision": "float32", "device": "cuda", "epochs": 20, "averages": ()}
-    return Study(name, grid(base_of(name, data, **paper), "paper-snli"), epochs=20)
-
-
-def lm_paper(name: str, data: str) -> Study:
-    """nanoGPT's network for characters on one GPU: the grid of the small study, ten times its steps."""
-    small = evidence(name, data)
-    bigger = {"model": "gpt-6-384", "epochs": 5, "held": 0, "device": "cuda"}
-    return replace(small, grid=tuple(replace(run, **bigger) for run in small.grid), epochs=5)
-
-
-Maker = Callable[[str, str], Study]
+Maker = Callable[[str], Study]  # of the folder of the data
 ALL = (*EVIDENCE, "digits", *STRUCTURED)  # beside parsing, which has no other study but one setting
 KINDS = ("fixed", "factors", "decades", "decay", "ablation")
-SMALL: dict[str, Maker] = dict.fromkeys((*EVIDENCE, "digits"), evidence)
-SMALL |= {"sensitivity": sensitivity, "averaging": averaging, "parsing": tuned, "fixed-parsing": unchosen}
-SMALL |= {f"{kind}-{task}": unchosen for kind in KINDS for task in ALL}
-SMALL |= {f"first-{task}": first for task in (*STRUCTURED, "sentences", "segments", "matching")}
-PAPER: dict[str, Maker] = {
-    f"{dataset}-{network}{augmented}": cifar_paper
-    for dataset, network, augmented in product(("cifar10", "cifar100"), ("wrn", "densenet"), ("", "-augmented"))
+UNCHOSEN = [f"{kind}-{task}" for kind in KINDS for task in ALL] + ["fixed-parsing"]
+FIRST = [f"first-{task}" for task in (*STRUCTURED, "sentences", "segments", "matching")]
+SCALES: dict[str, dict[str, Maker]] = {
+    scale: {row["task"]: partial(choosing, row) for row in ROWS if row["scale"] == scale}
+    for scale in ("small", "paper", "tuned")
 }
-PAPER |= {"snli": snli_paper, "lm": lm_paper, "night-wrn": night, "night-bilstm": night}
-SCALES = {"small": SMALL, "paper": PAPER, "tuned": dict.fromkeys(STRUCTURED, tuned)}
+SCALES["small"] |= {name: partial(unchosen, name) for name in UNCHOSEN} | {name: partial(first, name) for name in FIRST}
 
 
 def study_of(name: str, scale: str, data: str) -> Study:
     studies = SCALES[known("scale", scale, SCALES)]
-    return studies[known("study", name, studies)](name, data)
+    return studies[known("study", name, studies)](data)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -128,17 +128,18 @@ def run(
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     """A pass over the training samples, and its measurements."""
-    totals, samples, sizes, gammas = torch.zeros(2, device=training.config.device), 0, [], []
+    totals, samples = torch.zeros(2, device=training.config.device), 0
+    each_step: dict[str, list[Tensor | float]] = {"step_size": [], "gamma": []}
     for found, count in steps(training, network, epoch):
         totals += found * count
         samples += count
-        sizes.append(_step_size(training.optimizer))
+        each_step["step_size"].append(_step_size(training.optimizer))
         if (last := getattr(training.optimizer, "last", None)) is not None:
-            gammas.append(last.gamma)
+            each_step["gamma"].append(last.gamma)
     value, score = (totals / samples).tolist()
-    seen = {"train_loss": value, "step_size": _mean(sizes)}
-    seen |= {f"train_{training.task.measure}": score} if training.task.score is not None else {}
-    return seen | ({"gamma": _mean(gammas)} if gammas else {})
+    seen = {"train_loss": value} | ({f"train_{training.task.measure}": score} if training.task.score else {})
+    means = {name: torch.tensor([float(x) for x in values]).mean() for name, values in each_step.items() if values}
+    return seen | {name: float(mean) for name, mean in means.items()}
 
 
 def steps(training: Training, network: nn.Module, epoch: int) -> Iterator[tuple[Tensor, int]]:
@@ -190,10 +191,6 @@ def _judge(training: Training, last: bool) -> Line:
     return line
 
 
-def _mean(values: Sequence[Tensor | float]) -> float:
-    return float(torch.stack([torch.as_tensor(value, dtype=torch.float32).cpu() for value in values]).mean())
-
-
 def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
     """γη; ALI-G's own step-size; the learning rate of the others."""
     group = optimizer.param_groups[0]
@@ -213,25 +210,24 @@ def passes(config: Config) -> AbstractContextManager[Any]:
 def measures(config: Config, task: Task, model: nn.Module, split: Any) -> dict[str, float]:
     """The mean score over a split, or the task's own measures of it by name; the first one decides."""
     model.eval()
-    outputs = _outputs(config, task, model, split)
+
+    def outputs() -> Iterator[tuple[Any, Tensors]]:
+        for batch in torch.arange(len(split)).split(task.evaluated):
+            inputs, y = task.take(split, batch, None)
+            with passes(config):
+                output = model(*(x.to(config.device) for x in inputs))
+            yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
+
     if task.judge is not None:
-        found = task.judge(outputs, config.loss)
+        found = task.judge(outputs(), config.loss)
         return found if isinstance(found, dict) else {"": float(found)}
     assert task.score is not None
-    return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)}
+    return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs())) / len(split)}
 
 
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     """What validation compares."""
     return next(iter(measures(config, task, model, split).values()))
-
-
-def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:
-    for batch in torch.arange(len(split)).split(task.evaluated):
-        inputs, y = task.take(split, batch, None)
-        with passes(config):
-            output = model(*(x.to(config.device) for x in inputs))
-        yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
 
 
 def judged(training: Training) -> nn.Module:

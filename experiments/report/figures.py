@@ -93,13 +93,13 @@ def cut(axes: Axes, values: Iterable[float]) -> None:
         axes.set_ylim(top=1.5 * min(finite))
 
 
-def trained(c: Candidate) -> float:
-    """The measure of validation on the training samples, after the last epoch, over the seeds."""
-    return float(c.runs.curve.map(lambda run: run[-1]["train"]).mean())
-
-
 def validated(c: Candidate) -> float:
     return float(c.runs.val.mean(skipna=False))
+
+
+def trained(c: Candidate) -> float:
+    """The same on the training samples, after the last epoch."""
+    return float(c.runs.curve.map(lambda run: run[-1]["train"]).mean())
 
 
 def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[Candidate]]:
@@ -225,9 +225,10 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
         for line in along_eta(runs, averaged).values():
             optimizer, look = line[0].optimizer, look_of(line[0]) | {"ls": "-"}
             if optimizer == "dfw-full":
-                look |= {"color": COLORS["dfw"], "ls": ":"}
+                look["ls"] = ":"
             if not line[0].method.auto:
-                plot_eta(ax, line, label=DECADES.get(optimizer, names.OPTIMIZERS[optimizer]), **look)
+                ours = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
+                plot_eta(ax, line, label=ours.get(optimizer, names.OPTIMIZERS[optimizer]), **look)
             elif optimizer == "dfw":
                 ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look | {"ls": (0, (4, 1.5))})
         ax.set(title=names.study(name), xscale="log", yscale="log", xlabel="η, or learning rate")
@@ -240,10 +241,6 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
         ax.remove()
     legend(figure, rows[0, 0])
     return figure
-
-
-FIRST = ("decades-digits", "decades-california")  # an interpolating task and one that is not
-DECADES = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
 
 
 def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
@@ -289,7 +286,8 @@ def drawings(results: Results) -> dict[str, Drawing]:
 
 def _drawings(results: Results) -> Iterator[Drawing]:
     ablations, etas = ({n: results[n] for n in results if names.kind(n) == kind} for kind in ("ablation", "decades"))
-    etas = {name: etas[name] for name in (*FIRST, *etas) if name in etas}
+    first = ("decades-digits", "decades-california")  # an interpolating task and one that is not
+    etas = {name: etas[name] for name in (*first, *etas) if name in etas}
     if ablations:
         yield Drawing("gamma", "", partial(gamma, ablations))
     if etas:
@@ -327,13 +325,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Write PNG files."""
     possible = drawings(read(args.results))
-    if args.list:
-        print("\n".join(possible))
-        return
     if args.name != "all" and args.name not in possible:
         raise SystemExit(f"no figure named {args.name!r} from {args.results}; there are {', '.join(possible)}, all")
     args.out.mkdir(parents=True, exist_ok=True)
     for name in possible if args.name == "all" else [args.name]:
         file = args.out / f"{name}.png"
-        file.write_bytes(png(possible[name].draw()))
-        print(file)
+        if not args.list:
+            file.write_bytes(png(possible[name].draw()))
+        print(name if args.list else file)

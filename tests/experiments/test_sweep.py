@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 def command(data, tmp_path, monkeypatch):
     """``sweep tiny`` on the command line; returns the lines of the results file."""
     monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
-    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder, averages=("0.9",)))
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda folder: tiny(folder, averages=("0.9",)))
 
     def run(*words, data=data, out=tmp_path):
         parser = argparse.ArgumentParser()
@@ -237,7 +237,7 @@ def test_runs_that_take_turns_have_equally_many_epochs_whenever_the_time_is_over
     command, data, tmp_path, monkeypatch, capsys
 ):
     study = replace(tiny(data, averages=("0.9",), test=True), turns=True, seeds=())
-    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: study)
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda folder: study)
     order, run = [], sweep.train.run
 
     def one(config, *args, **options):
