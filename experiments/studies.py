@@ -73,18 +73,14 @@ class Study:
         better, worst = (min, math.inf) if self.grid[0].dataset in LOWER else (max, -math.inf)
 
         def value(run: Config) -> float:
-            seen = [_values(line)[by] if by != "any" else better(_values(line).values()) for line in curves[run]]
+            lines = [{"": line["val"], **line.get("val_averaged", {})} for line in curves[run]]
+            seen = [values[by] if by != "any" else better(values.values()) for values in lines]
             return better(seen) if all(map(math.isfinite, seen)) else worst
 
         best: dict[tuple[str, ...], Config] = {}
         for run in curves:
             best[run.method] = better((best.get(run.method, run), run), key=value)
         return best.values()
-
-
-def _values(line: Line) -> dict[str, float]:
-    """Validation of the weights (""), and of their averages."""
-    return {"": line["val"], **line.get("val_averaged", {})}
 
 
 @cache

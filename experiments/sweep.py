@@ -54,13 +54,9 @@ class Sweep:
         self._runs: dict[Config, None] = {}  # all that were asked for so far
         self.bar = tqdm(total=0, unit="epoch", disable=True if self.quiet else None)  # one, and only on a terminal
 
-    def result(self, run: Config) -> Result | None:
-        return self.known.get(asked(run)) or folder.result(self.out / name_of(run))
-
-    def epochs(self, run: Config) -> int:
-        """How many of them are done."""
-        found = self.known.get(asked(run)) or folder.so_far(self.out / name_of(run)) or {"curve": []}
-        return len(found["curve"])
+    def found(self, run: Config) -> Result:
+        """What is there of it so far."""
+        return self.known.get(asked(run)) or folder.so_far(self.out / name_of(run)) or {"curve": []}
 
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
@@ -85,9 +81,11 @@ class Sweep:
         self._runs |= dict.fromkeys(runs)
         number = {run: k for k, run in enumerate(self._runs, 1)}
         self.bar.total = sum(run.epochs for run in number)
-        while waiting := [run for run in runs if self.result(run) is None]:
-            epochs = {run: self.epochs(run) for run in number}
+        while True:
+            epochs = {run: len(self.found(run)["curve"]) for run in number}
             self.bar.n = sum(epochs.values())
+            if not (waiting := [run for run in runs if epochs[run] < run.epochs]):
+                return [self.found(run) for run in runs]
             fewest = min(epochs[run] for run in waiting)
             waiting = [run for run in waiting if epochs[run] == fewest or not self.study.turns]
             titles = {
@@ -96,7 +94,6 @@ class Sweep:
             taken = [self._take(run, name) for run, name in titles.items()]
             if not any(taken):
                 time.sleep(PAUSE)  # others are at work on the rest
-        return [result for run in runs if (result := self.result(run)) is not None]
 
     def _take(self, run: Config, name: str) -> bool:
         """Execute a run, unless it is done or another worker has its lock."""

@@ -12,16 +12,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from experiments.task import damaged, need
+from experiments.task import HINTS, damaged, need
 
-CALIFORNIA = [  # the columns of the files, the target last
-    *("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"),
-    *("median_income", "median_house_value"),
-]
-BIKE = [
-    *("instant", "dteday", "season", "yr", "mnth", "hr", "holiday", "weekday", "workingday", "weathersit"),
-    *("temp", "atemp", "hum", "windspeed", "casual", "registered", "cnt"),
-]
+CALIFORNIA, BIKE = (HINTS["columns"][name].split() for name in ("california", "bike"))  # the target last
 
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:

@@ -91,15 +91,25 @@ def within(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size) < lengths[:, None]
 
 
-HINTS = read_csv(Path(__file__).with_name("hints.csv"), comment="#").set_index("data").how
+def seen(loss: type[nn.Module], view: Callable[[Any, Any], tuple[Any, Any]]) -> type[nn.Module]:
+    """A ``loss`` that sees what ``view`` makes of the scores and the target."""
+
+    class Seen(loss):  # type: ignore[misc, valid-type]
+        def prepare(self, scores: Any, target: Any) -> Any:
+            return super().prepare(*view(scores, target))
+
+    return Seen
+
+
+HINTS = read_csv(Path(__file__).with_name("hints.csv"), comment="#").set_index("data")
 
 
 def need(path: Path, data: str) -> Path:
     """``path``, or an error that says how to get it."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing. {HINTS[data]} Then pass its folder: --data DIR")
+        raise FileNotFoundError(f"{path} is missing. {HINTS.how[data]} Then pass its folder: --data DIR")
     return path
 
 
 def damaged(file: Path, data: str, what: str) -> ValueError:
-    return ValueError(f"{file}{what}: is the file whole? {HINTS[data]}")
+    return ValueError(f"{file}{what}: is the file whole? {HINTS.how[data]}")

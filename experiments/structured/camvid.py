@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from experiments.task import Task, indices, need
+from experiments.task import Task, indices, need, seen
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
 from proxsvm.structures import maxflow_cut, scipy_cut
@@ -67,27 +67,27 @@ class Network(nn.Module):
         return unary, weight[0], weight[1]
 
 
-class PixelHinge(MultiClassHinge):
-    """Each known pixel separately, as two classes: the pairwise scores are not used."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        unary, known = scores[0], target[1]
-        u = unary[known]
-        return super().prepare(torch.stack([torch.zeros_like(u), u], 1), target[0][known])
+def pixels(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Each known pixel separately: the pairwise scores are not used."""
+    return scores[0][target[1]], target[0][target[1]]
 
 
-class PixelCrossEntropy(BinaryCrossEntropy):
-    """The same, with its likelihood."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores[0][target[1]], target[0][target[1]])
+def two_classes(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    u, road = pixels(scores, target)
+    return torch.stack([torch.zeros_like(u), u], 1), road
 
 
-class RoadLovaszHinge(LovaszHinge):
-    """The Jaccard index of each image's road, over its known pixels."""
+def images(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """The road of each image, over its known pixels."""
+    return scores[0], target[0].masked_fill(~target[1], LovaszHinge().ignore_index)
 
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores[0], target[0].masked_fill(~target[1], self.ignore_index))
+
+LOSSES: dict[str, Any] = {
+    "likelihood": seen(BinaryCrossEntropy, pixels),
+    "hinge": Grid,
+    "pixel-hinge": seen(MultiClassHinge, two_classes),
+    "lovasz-hinge": seen(LovaszHinge, images),
+}
 
 
 @torch.no_grad()
@@ -107,12 +107,7 @@ def task(folder: Path) -> Task:
         *(train, val, test),
         network=Network,
         batches=lambda _, generator: indices(len(train), 4, generator),
-        losses={
-            "likelihood": PixelCrossEntropy,
-            "hinge": Grid,
-            "pixel-hinge": PixelHinge,
-            "lovasz-hinge": RoadLovaszHinge,
-        },
+        losses=LOSSES,
         judge=lambda outputs, loss: iou(outputs, grid=loss == "hinge"),
         evaluated=8,
     )

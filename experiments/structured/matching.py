@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured import chunking, ocr
-from experiments.task import Task, indices, within
+from experiments.task import Task, indices, seen, within
 from proxsvm.losses import CrossEntropy, StructuredHinge
 from proxsvm.structures import Matching
 
@@ -56,14 +56,11 @@ class Ranker(nn.Module):
         return self.rank(torch.cat([x, word[:, None].expand(-1, n, -1)], 2))[..., :n]
 
 
-class RankByRank(CrossEntropy):
+def rank_by_rank(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Every letter chooses its rank alone."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        ranks, sizes = target
-        real = within(sizes[:, 0], scores.shape[1])
-        u = scores.masked_fill(~real[:, None], -torch.inf)
-        return super().prepare(u[real], ranks[real])
+    ranks, sizes = target
+    real = within(sizes[:, 0], scores.shape[1])
+    return scores.masked_fill(~real[:, None], -torch.inf)[real], ranks[real]
 
 
 @torch.no_grad()
@@ -87,7 +84,7 @@ def task(folder: Path) -> Task:
         network=lambda: Ranker(max(len(y) for _, y in train + val + test)),
         take=take,
         batches=lambda _, generator: indices(len(train), 32, generator),
-        losses={"ce": RankByRank, "hinge": lambda: StructuredHinge(Matching())},
+        losses={"ce": seen(CrossEntropy, rank_by_rank), "hinge": lambda: StructuredHinge(Matching())},
         judge=in_order,
     )
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import TensorDataset
 
-from experiments.task import Task, indices, need, within
+from experiments.task import Task, indices, need, seen, within
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW
@@ -79,13 +79,11 @@ class ConvNet(nn.Module):
         return self.unary(images).view(*x.shape[:2], K), self.A
 
 
-class Letters(MultiClassHinge):
-    """The multi-class hinge on single letters: the pairwise scores are not used, and stay zero."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        (unary, _), (labels, lengths) = scores, target
-        real = within(lengths, labels.shape[1])
-        return super().prepare(unary[real], labels[real])
+def letters(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Single letters: the pairwise scores are not used, and stay zero."""
+    (unary, _), (labels, lengths) = scores, target
+    real = within(lengths, labels.shape[1])
+    return unary[real], labels[real]
 
 
 @torch.no_grad()
@@ -113,12 +111,13 @@ def task(protocol: str, model: str, folder: Path) -> Task:
         *(TensorDataset(*words[part]) for part in (train, val, test)),
         network=ConvNet if model == "conv" else Linear,
         batches=lambda _, generator: indices(len(train), 32, generator),
-        losses={"likelihood": ChainCRF} | {k: partial(f, smooth=True) for k, f in HINGES.items()},
+        losses={
+            "likelihood": ChainCRF,
+            "hinge": partial(ChainHinge, smooth=True),
+            "letters-hinge": partial(seen(MultiClassHinge, letters), smooth=True),
+        },
         judge=lambda outputs, _: letters_right(outputs),
     )
-
-
-HINGES = {"hinge": ChainHinge, "letters-hinge": Letters}
 
 
 def verify_word(words: TensorDataset, length: int) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Vocabulary, Words, indexed, words_task
-from experiments.task import Task, need, within
+from experiments.task import Task, need, seen, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
 
@@ -83,21 +83,19 @@ def with_one(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
-class HeadByHead(CrossEntropy):
-    """The usual loss: every word chooses its head and relation alone, whether or not the arcs are a tree."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        heads, relations, lengths = target
-        _, N, _, R = scores.shape
-        node = torch.arange(N)
-        allowed = (node[:, None] <= lengths[:, None, None]) & (node[:, None] != node[1:])  # [B, head, word]
-        u = scores[:, :, 1:].masked_fill(~allowed[..., None], -torch.inf).transpose(1, 2).flatten(2)
-        real = within(lengths, N - 1)
-        return super().prepare(u[real], (heads * R + relations)[real])
+def head_by_head(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """As usual: every word chooses its head and relation alone, whether or not the arcs are a tree."""
+    heads, relations, lengths = target
+    _, N, _, R = scores.shape
+    node = torch.arange(N)
+    allowed = (node[:, None] <= lengths[:, None, None]) & (node[:, None] != node[1:])  # [B, head, word]
+    u = scores[:, :, 1:].masked_fill(~allowed[..., None], -torch.inf).transpose(1, 2).flatten(2)
+    real = within(lengths, N - 1)
+    return u[real], (heads * R + relations)[real]
 
 
 LOSSES = {
-    "ce": HeadByHead,
+    "ce": seen(CrossEntropy, head_by_head),
     "spanning-likelihood": lambda: CRF(SpanningTree()),
     "spanning-hinge": lambda: StructuredHinge(SpanningTree(), smooth=True),
     "projective-likelihood": lambda: CRF(ProjectiveTree()),

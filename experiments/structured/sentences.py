@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Encoded, Sentence, Vocabulary, splits
-from experiments.task import Task
+from experiments.task import Task, seen
 from proxsvm._extras import load
 from proxsvm.losses import AveragePrecisionHinge, BinaryCrossEntropy, MultiLabelHinge
 
@@ -59,13 +58,6 @@ class Bag(nn.Module):
         return self.head(torch.cat([self.words(words, starts), self.suffixes(suffixes, starts)], 1))
 
 
-class RankedSentences(AveragePrecisionHinge):
-    """Scores ``[n, L]``: for each kind the sentences of the batch are ranked."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores.T, target.T)
-
-
 @torch.no_grad()
 def mean_average_precision(outputs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The mean over the kinds of the average precision of their ranking of all sentences, in percent."""
@@ -85,7 +77,8 @@ def task(folder: Path) -> Task:
         losses={
             "ce": BinaryCrossEntropy,
             "hinge": partial(MultiLabelHinge, smooth=True),
-            "average-precision-hinge": RankedSentences,
+            # scores [n, L]: for each kind the sentences of the batch are ranked
+            "average-precision-hinge": seen(AveragePrecisionHinge, lambda scores, target: (scores.T, target.T)),
         },
         judge=lambda outputs, _: mean_average_precision(outputs),
     )

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import lm, models, optimizers, peers, tabular
+from experiments import lm, models, optimizers, tabular
 from experiments.config import Config
-from experiments.optimizers import OPTIMIZERS, Schedule, criterion_of, recipe_of
-from experiments.peers import BPGrad, DoG, Muon
+from experiments.optimizers import OPTIMIZERS, BPGrad, DoG, Muon, Schedule, criterion_of, recipe_of
 from experiments.report import names, results, tables
 from experiments.train import average
 
@@ -162,6 +161,6 @@ def test_the_average_is_what_it_says():
 
 
 def test_the_examples_in_the_docstrings_hold():
-    for module in (peers, optimizers, lm, tabular, models, names, results, tables):
+    for module in (optimizers, lm, tabular, models, names, results, tables):
         found = doctest.testmod(module)
         assert found.attempted > 0 == found.failed, module

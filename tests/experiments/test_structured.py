@@ -189,7 +189,7 @@ def test_heads_one_by_one_and_attachment(tmp_path):
     for b, m in words:
         every = torch.cat([scores[b, h, m] for h in range(int(lengths[b]) + 1) if h != m])
         expected.append(every.logsumexp(0) - scores[b, heads[b, m - 1], m, relations[b, m - 1]])
-    torch.testing.assert_close(parsing.HeadByHead()(scores, y), torch.stack(expected).mean())
+    torch.testing.assert_close(parsing.LOSSES["ce"]()(scores, y), torch.stack(expected).mean())
     inputs, plain = task.take(task.train, torch.arange(2), None)  # a tree is one of the choices of heads one by one
     of_trees = task.network()(*inputs).detach()
     values = {name: float(loss()(of_trees, plain)) for name, loss in task.losses.items()}
