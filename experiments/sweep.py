@@ -1,4 +1,4 @@
-"""A study's runs, shared by any number of processes, and of machines with a common folder.
+"""A study's runs, shared by any number of processes, and of machines with a common train.
 
 python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 
@@ -25,13 +25,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout  # torch depends on it, too
 from tqdm import tqdm
 
-from experiments import folder, train
+from experiments import train
 from experiments.config import Config, asked, from_dict
-from experiments.folder import Result, done, write
 from experiments.optimizers import OPTIMIZERS
 from experiments.report import tables
 from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
+from experiments.train import Result, done, write
 
 PAUSE = 2.0  # seconds between two checks of the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
@@ -56,7 +56,7 @@ class Sweep:
 
     def found(self, run: Config) -> Result:
         """What is there of it so far."""
-        return self.known.get(asked(run)) or folder.so_far(self.out / name_of(run)) or {"curve": []}
+        return self.known.get(asked(run)) or train.so_far(self.out / name_of(run)) or {"curve": []}
 
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
@@ -72,7 +72,7 @@ class Sweep:
 
     def so_far(self) -> list[Result]:
         """The results of the runs that are done, those of the grid first; where they take turns, of all so far."""
-        found = [folder.so_far(file.parent) for file in sorted(self.out.glob("*/config.json"))]
+        found = [train.so_far(file.parent) for file in sorted(self.out.glob("*/config.json"))]
         wanted = [result for result in found if result is not None and (self.study.turns or done(result))]
         return sorted(wanted, key=lambda result: result["config"]["test"])
 
@@ -102,7 +102,7 @@ class Sweep:
         at = self.out / name_of(run)
         try:
             with FileLock(f"{at}.lock", timeout=0):
-                if folder.result(at) is not None:
+                if train.result(at) is not None:
                     return False
                 self.bar.set_description(name)
                 if self.bar.disable and not self.quiet:

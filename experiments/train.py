@@ -2,6 +2,9 @@
 
 python -m experiments train --data DIR --model wrn-10-1 --optimizer dfw --lr 0.1
 torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the same on several processes
+
+The folder of a run has config.json, log.jsonl with a line for each epoch, and the checkpoint last.pt, which has these
+lines, too. Every file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import copy
 import json
 import math
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,14 +31,16 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 import proxsvm
 from experiments import config as configs
-from experiments import folder
-from experiments.config import Config, known
-from experiments.folder import Line, Result
+from experiments.config import Config, from_dict, known
 from experiments.optimizers import OPTIMIZERS, Schedule, recipe_of
 from experiments.task import Task, Tensors, each
 from experiments.tasks import task_of
-from proxsvm import ProxOptimizer
+from proxsvm import ProxOptimizer, __version__, checkpoint
 
+GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+COMMIT = subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None  # of the loaded code
+Line = dict[str, Any]
+Result = dict[str, Any]
 RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
 
 
@@ -99,12 +105,12 @@ def run(
     """
     training = Training.of(config)
     first = training.rank == 0
-    done = folder.claim(config, out) if first else folder.result(out)
-    if done is not None:
-        return done
-    lines = folder.resume(out, training.parts)
+    finished = claim(config, out) if first else result(out)
+    if finished is not None:
+        return finished
+    lines = resume(out, training.parts)
     if first:
-        folder.log(out, lines)  # a run that was killed may have had the checkpoint alone
+        log(out, lines)  # a run that was killed may have had the checkpoint alone
     network = DistributedDataParallel(training.model) if training.world > 1 else training.model
     if config.compile:
         network = torch.compile(network, backend=config.compile)
@@ -117,13 +123,13 @@ def run(
         lines.append(line)
         if first:
             training.train()
-            folder.keep(out, training.parts, lines)
+            keep(out, training.parts, lines)
             tell(line)
         if training.world > 1:
             dist.barrier()
         if time.monotonic() > until and not last:
             raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
-    return folder.so_far(out) or {"curve": lines}
+    return so_far(out) or {"curve": lines}
 
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
@@ -302,6 +308,76 @@ class Best:
         self.values, self.weights = state["values"], state["weights"]
 
 
+# The folder of a run. Whenever the process dies, resuming loses at most the current epoch.
+
+
+def claim(config: Config, out: Path) -> Result | None:
+    """The result of this very run, if it is finished; otherwise write the config, and what it runs on, into ``out``.
+
+    Raises ValueError if ``out`` contains another run.
+    """
+    file = out / "config.json"
+    if not file.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": COMMIT}
+        provenance = versions | {"device": config.device, "threads": torch.get_num_threads()}
+        write(file, json.dumps({"config": asdict(config), "provenance": provenance}, indent=1))
+    try:
+        theirs, mine = asdict(from_dict(json.loads(file.read_text())["config"])), asdict(config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}): delete it, if {out} is the folder of this run") from error
+    if odd := {name: (theirs[name], value) for name, value in mine.items() if theirs[name] != value}:
+        raise ValueError(f"{out} contains another run (there, here): {odd}. Choose another --out")
+    return result(out)
+
+
+def done(result: Result) -> bool:
+    return len(result["curve"]) == result["config"]["epochs"]
+
+
+def result(out: Path) -> Result | None:
+    """Of a run that is finished."""
+    found = so_far(out)
+    return found if found is not None and done(found) else None
+
+
+def so_far(out: Path) -> Result | None:
+    """The config, what it ran on, the curve after the epochs so far and, where it was read, the test value."""
+    file = out / "log.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    if not lines:
+        return None
+    curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
+    tests = dict.fromkeys(("test", "test_averaged", "test_last"))
+    tests |= {name: value for name, value in lines[-1].items() if name.startswith("test")}
+    return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
+
+
+def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
+    """Save a checkpoint after an epoch, and then the log."""
+    checkpoint.save(out / "last.pt", **parts, lines=lines)
+    log(out, lines)
+
+
+def resume(out: Path, parts: dict[str, Any]) -> list[Line]:
+    """Load the checkpoint, if there is one; returns the lines of its epochs."""
+    return checkpoint.load(out / "last.pt", **parts)["lines"] if (out / "last.pt").exists() else []
+
+
+def log(out: Path, lines: list[Line]) -> None:
+    write(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write(file: Path, text: str) -> None:
+    """Completely or not at all."""
+    beside = file.with_name(f".{file.name}.part")
+    with beside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(beside, file)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     configs.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/run"), help="the run's folder")
@@ -309,7 +385,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Run what the command line asks for, on the ranks that torchrun started."""
-    config = configs.from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
+    config = from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
     parallel = "RANK" in os.environ
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")

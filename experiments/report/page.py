@@ -19,12 +19,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas import DataFrame
 
-from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
 from experiments.report.results import Results, plain, read, read_costs, together
 from experiments.report.tables import Bold
 from experiments.studies import EVIDENCE, SCALES, STRUCTURED
+from experiments.train import COMMIT
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent

@@ -4,20 +4,8 @@ import sys
 from functools import cache
 
 import pytest
-import torch
 
 from experiments import demo
-from experiments.demo import LENGTH, words
-
-
-def test_words_follow_the_rule_and_show_their_digits():
-    labels = torch.arange(10).repeat(2)
-    images = labels[:, None].float().expand(20, 64) * 100
-    x, word = words(images, labels, 50, torch.Generator().manual_seed(0))
-    assert word.shape == (50, LENGTH)
-    assert torch.equal((x.mean(2) / 100).round().long(), word)
-    step = (word[:, 1:] - 2 * word[:, :-1]) % 10
-    assert set(step.flatten().tolist()) == {0, 1}
 
 
 def test_structure_reads_whole_words_that_the_same_network_alone_does_not():

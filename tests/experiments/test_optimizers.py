@@ -52,9 +52,6 @@ def test_dog_is_its_formula():
         distance, squares = max(distance, float(plain.norm())), squares + float(g.norm()) ** 2
         plain = plain - distance / math.sqrt(squares + 1e-8) * g
     torch.testing.assert_close(w.detach(), plain)
-    again = DoG([w])
-    again.load_state_dict(optimizer.state_dict())
-    assert again.state[w]["distance"] == optimizer.state[w]["distance"]
 
 
 def test_muon_trains_hidden_matrices_and_adamw_the_rest():
@@ -117,9 +114,6 @@ def rates(schedule, epochs, steps=1):
             made.before_step((epoch + (step + 0.5) / steps) / epochs)
             found.append(optimizer.param_groups[0]["lr"])
         made.after_epoch(float(min(epoch, 1)))
-    again = Schedule(Config(schedule=schedule), optimizer)
-    again.load_state_dict(made.state_dict())
-    assert (again.best, again.factor) == (made.best, made.factor)
     return found
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from experiments import sweep
 from experiments.config import Config
-from experiments.studies import EVIDENCE, SCALES, STRUCTURED, Study, study_of
+from experiments.studies import SCALES, Study, study_of
 from experiments.sweep import Sweep
 from tests.experiments.conftest import write_housing
 from tests.experiments.test_train import ROOT, environment, without_seconds
@@ -109,25 +109,6 @@ def test_two_workers_killed_at_random_until_the_study_is_complete(data, tmp_path
     assert told(found) == told(expected)
 
 
-def test_a_run_that_another_worker_holds_is_left_to_it(data, tmp_path, monkeypatch):
-    work = Sweep(tiny(data), tmp_path)
-    first = work.study.grid[0]
-    lock = sweep.FileLock(f"{tmp_path / sweep.name_of(first)}.lock")
-    lock.acquire()
-    order, run = [], sweep.train.run
-
-    def one(config, *args, **options):
-        order.append(config)
-        if len(order) == 3:
-            lock.release()  # it died: the first run is free
-        return run(config, *args, **options)
-
-    monkeypatch.setattr(sweep.train, "run", one)
-    monkeypatch.setattr(sweep, "PAUSE", 0.0)
-    assert [result["config"]["lr"] for result in work.finish(work.study.grid)] == [0.001, 0.01, 0.001, 0.01]
-    assert order == [*work.study.grid[1:], first]
-
-
 def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(command, tmp_path, capsys):
     found = command()
     grid, chosen = found[:4], found[4:]
@@ -215,11 +196,6 @@ def test_the_studies_hold_what_they_promise(scale, name):
         assert [len(study.with_seeds(seeds).grid) for seeds in ([1], [2, 3], [4])] == [18, 36, 0]
     if kind in ("fixed", "factors", "decades", "decay", "night"):
         assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
-
-
-def test_one_setting_is_tried_on_the_eleven_tasks_and_on_parsing():
-    tasks = {*EVIDENCE, *STRUCTURED, "digits", "parsing"}
-    assert {name.removeprefix("fixed-") for name in SCALES["small"] if name.startswith("fixed-")} == tasks
 
 
 def test_with_hours_a_sweep_stops_and_goes_on(command, data, tmp_path, monkeypatch, capsys):

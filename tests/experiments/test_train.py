@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import cifar, folder
+from experiments import cifar, train
 from experiments.config import Config, from_dict
 from experiments.models import DenseNet
 from experiments.optimizers import OPTIMIZERS
@@ -154,14 +154,14 @@ def test_a_compiled_network_trains_to_the_same_numbers(data, tmp_path):
 def test_killed_after_the_checkpoint_loses_nothing(data, tmp_path, monkeypatch):
     made, epochs = config(data, **FAMILIES["mlp"], epochs=3, test=True, averages=("0.9",)), []
     whole = run(made, tmp_path / "whole")
-    write = folder.write
+    write = train.write
 
     def killed(path, text):
         if path.name == "log.jsonl" and text.count('"epoch"') == 3:
             raise KeyboardInterrupt
         write(path, text)
 
-    monkeypatch.setattr(folder, "write", killed)
+    monkeypatch.setattr(train, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         run(made, tmp_path / "hurt")
     monkeypatch.undo()
