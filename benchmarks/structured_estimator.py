@@ -28,8 +28,8 @@ def letters(options: Options) -> Task:
     """Fold 0 trains, the others test; λ = 0.01 for the mean over the words."""
     words, fold = ocr.load(options.data / "letter.data")
 
-    def convert(words: ocr.Words) -> Data:
-        rows = [(x[:T].tolist(), y[:T].tolist()) for x, y, T in zip(words.x, *words.target, strict=True)]
+    def convert(words: Any) -> Data:
+        rows = [(x[:T].tolist(), y[:T].tolist()) for x, y, T in zip(*words, strict=True)]
         X = [[{str(j): value for j, value in enumerate(row) if value} for row in x] for x, _ in rows]
         return X, [[chr(ord("a") + k) for k in y] for _, y in rows]
 

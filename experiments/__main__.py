@@ -7,23 +7,15 @@ import argparse
 from experiments import cost, download, sweep, train
 from experiments.report import figures, page
 
-COMMANDS = {
-    "download": (download, "download the data sets from their authors"),
-    "train": (train, "train one network"),
-    "sweep": (sweep, "run a study, shared by any number of workers"),
-    "cost": (cost, "measure what a training step of each optimizer costs"),
-    "report": (page, "write one page with all results, or print a study's table"),
-    "figure": (figures, "draw the pictures of the results"),
-}
+MODULES = {"download": download, "train": train, "sweep": sweep, "cost": cost, "report": page, "figure": figures}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="The experiments of proxsvm.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for name, (module, text) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=text, description=module.__doc__, formatter_class=argparse.RawTextHelpFormatter
-        )
+    for name, module in MODULES.items():
+        said = {"help": str(module.__doc__).partition("\n")[0], "description": module.__doc__}
+        command = commands.add_parser(name, formatter_class=argparse.RawTextHelpFormatter, **said)
         module.add_arguments(command)
         command.set_defaults(main=module.main)
     args = parser.parse_args()

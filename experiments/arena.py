@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ RESULTS = Path("experiments/results/arena.jsonl")
 BATCH, PATIENCE = 256, 16
 NETWORKS = {"AdamW": (784, 2, 0.3690073279296028), "Muon": (208, 5, 0.2396316883730869)}  # width, blocks, dropout
 ROWS = {  # the network that it takes, and what is set
-    "published AdamW": ("AdamW", {}),
+    "published AdamW": ("AdamW", {"lr": 0.0002722214565241805, "weight_decay": 0.4555843429087667}),
     "nothing set": ("Muon", {}),
     "weight_decay=0.3": ("Muon", {"weight_decay": 0.3}),
     "Diagonal()": ("Muon", {"metric": Diagonal()}),
@@ -65,12 +66,6 @@ def load(data: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     return {name: (features[at], target[at]) for name, at in parts.items()}, deviation
 
 
-def optimizer_of(name: str, model: nn.Module, criterion: SquaredError) -> torch.optim.Optimizer:
-    if name == "published AdamW":  # biases do not decay
-        return torch.optim.AdamW(no_decay(model), lr=0.0002722214565241805, weight_decay=0.4555843429087667)
-    return ProxOptimizer(criterion, SingleStepFW(), no_decay(model), follow=model, **ROWS[name][1])
-
-
 def run(
     name: str, seed: int, data: dict[str, tuple[Tensor, Tensor]], scale: float, most: int = 10**6
 ) -> dict[str, Any]:
@@ -78,7 +73,11 @@ def run(
     torch.manual_seed(seed)
     (x, y), criterion, began = data["train"], SquaredError(), time.perf_counter()
     model = mlp(x.shape[1], *NETWORKS[ROWS[name][0]])
-    optimizer, order = optimizer_of(name, model, criterion), torch.Generator().manual_seed(seed)
+    make: Any = torch.optim.AdamW
+    if name != "published AdamW":
+        make = partial(ProxOptimizer, criterion, SingleStepFW(), follow=model)
+    optimizer = make(no_decay(model), **ROWS[name][1])  # biases do not decay
+    order = torch.Generator().manual_seed(seed)
     best: dict[str, Any] = {"val": float("inf"), "epoch": 0}
     bar = tqdm(desc=f"{name}, seed {seed}", unit="epoch", disable=None)
     for epoch in range(1, most + 1):
@@ -91,9 +90,8 @@ def run(
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            errors = {
-                p: scale * float((model(data[p][0]) - data[p][1]).square().mean().sqrt()) for p in ("val", "test")
-            }
+            parts = {part: model(data[part][0]) - data[part][1] for part in ("val", "test")}
+            errors = {part: scale * float(found.square().mean().sqrt()) for part, found in parts.items()}
         bar.update()
         if errors["val"] < best["val"]:
             best = {**errors, "epoch": epoch}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from experiments.config import known
-from experiments.task import Samples, need
+from experiments.task import need
 
 PIXELS = 3 * 32 * 32
 RECORDS = (50_000, 10_000)  # training and test images of the official files
@@ -22,18 +22,9 @@ FILES = {  # folder, training files, test file, bytes before the pixels (the las
 CLASSES = {"cifar10": 10, "cifar100": 100}
 
 
-@dataclass(frozen=True)
-class Images(Samples):
-    """Images ``[n, 3, 32, 32]`` in float32 and labels ``[n]``."""
-
-    x: Tensor
-    y: Tensor
-
-
 def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels ``[n, 3, 32, 32]`` in uint8 and labels ``[n]`` of one file of n = ``records`` images."""
-    how = "Get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it."
-    raw = np.fromfile(need(file, how), np.uint8)
+    raw = np.fromfile(need(file, "cifar"), np.uint8)
     if len(raw) != records * (header + PIXELS):
         raise ValueError(
             f"{file} has {len(raw)} bytes, {len(raw) / (header + PIXELS):g} images; expected {records}: is it whole, "
@@ -46,8 +37,8 @@ def read(file: Path, header: int, records: int) -> tuple[np.ndarray, np.ndarray]
 
 def load(
     data: Path, name: str, images: int | None = None, held: int = 5000, records: tuple[int, ...] = ()
-) -> tuple[Images, Images, Images]:
-    """Training, validation and test images, normalised per channel by the training images.
+) -> tuple[TensorDataset, ...]:
+    """Training, validation and test images ``[n, 3, 32, 32]`` and labels, normalised by channel as the training images.
 
     The training images are shuffled in one order for every run; the first ``held`` of them are for validation, the next
     ``images`` (None: all others) for training: 45,000 / 5,000 / 10,000 on the whole set. ``records`` are the training
@@ -64,9 +55,9 @@ def load(
     at_val, at_train = order[:held], order[held:][:images]
     mean, std = (f(pixels[at_train] / np.float32(255), axis=(0, 2, 3)) for f in (np.mean, np.std))
 
-    def normalised(pixels: np.ndarray, labels: np.ndarray) -> Images:
+    def normalised(pixels: np.ndarray, labels: np.ndarray) -> TensorDataset:
         x = (pixels / np.float32(255) - mean[:, None, None]) / np.maximum(std, 1e-6)[:, None, None]
-        return Images(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels))
+        return TensorDataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(labels))
 
     test = read(data / folder / test_file, header, in_test)
     return normalised(pixels[at_train], labels[at_train]), normalised(pixels[at_val], labels[at_val]), normalised(*test)

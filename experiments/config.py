@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 
@@ -70,17 +70,26 @@ class Config:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """An option for each entry of the config."""
     for entry in fields(Config):
-        default: Any = entry.default
-        assert default is not MISSING
-        name, text = f"--{entry.name.replace('_', '-')}", f"{entry.metadata['help']} (default: {default!r})"
-        if isinstance(default, bool):
-            parser.add_argument(name, action="store_true", help=text)
-        elif isinstance(default, tuple):
-            kind = int if entry.name == "records" else str
-            parser.add_argument(name, nargs="*", type=kind, default=default, help=text)
-        else:
-            kind = _rate if entry.name == "lr" else type(default)
-            parser.add_argument(name, type=kind, default=default, help=text)
+        name, text = f"--{entry.name.replace('_', '-')}", f"{entry.metadata['help']} (default: {entry.default!r})"
+        given: dict[str, Any] = {"action": "store_true"} if isinstance(entry.default, bool) else {"type": _kind(entry)}
+        given |= {"nargs": "*"} if isinstance(entry.default, tuple) else {}
+        parser.add_argument(name, default=entry.default, help=text, **given)
+
+
+def from_text(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Entries of a config from the cells of a table: an empty one is no entry, and a dash an empty text."""
+    found = {}
+    for entry in (entry for entry in fields(Config) if cells.get(entry.name)):
+        values = [_kind(entry)(text) for text in cells[entry.name].strip("-").split() or [""]]
+        found[entry.name] = tuple(filter(None, values)) if isinstance(entry.default, tuple) else values[0]
+    return found
+
+
+def _kind(entry: Field[Any]) -> Callable[[str], Any]:
+    """What reads an entry, or one of several."""
+    if isinstance(entry.default, tuple):
+        return int if entry.name == "records" else str
+    return _rate if entry.name == "lr" else type(entry.default)
 
 
 def _rate(text: str) -> float | str:

@@ -13,7 +13,7 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import count, islice
@@ -40,22 +40,17 @@ def measure(runs: Sequence[Config], seconds: float) -> DataFrame:
     number or a schedule are measured once.
     """
     task, made = task_of(runs[0]), {}
-    for run in runs:
-        made.setdefault(_kind(run), _endless(Training.of(replace(run, averages=()), task)))
+    kinds = {run: (run.method._replace(scheduled=False), run.momentum, run.memory) for run in runs}
+    for run, kind in kinds.items():
+        made.setdefault(kind, _endless(Training.of(replace(run, averages=()), task)))
     for steps in made.values():
         next(steps)  # compiles, and makes the optimizer's state
     rounds, until = [], time.monotonic() + seconds
     while not rounds or time.monotonic() < until:
         rounds.append({kind: _milliseconds(steps) for kind, steps in made.items()})
-    names = {recommended(run): _kind(run) for run in runs}
-    times = DataFrame({name: [times[kind] for times in rounds] for name, kind in names.items()})
+    times = DataFrame({recommended(run): [times[kind] for times in rounds] for run, kind in kinds.items()})
     found = {"ms": times.median(), "ratio": times.div(times[BASELINE], axis=0).median(), "rounds": len(times)}
     return DataFrame(found).round(3).rename_axis("setting").reset_index()
-
-
-def _kind(run: Config) -> Hashable:
-    """What the cost of a step depends on."""
-    return run.method._replace(scheduled=False), run.momentum, run.memory
 
 
 def _endless(training: Training) -> Iterator[object]:

@@ -9,11 +9,12 @@ import argparse
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from matplotlib import rcParams
 from matplotlib.figure import Figure
+from pandas import DataFrame
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
@@ -28,8 +29,7 @@ from proxsvm.verification import Report, verify
 ETAS = [10.0**k for k in range(-3, 4)]
 ORANGE, PURPLE, GREEN, GREY, BLUE, RED = "#d95f02", "#7570b3", "#1b9e77", "#777777", "#1f6fb4", "#d62728"
 LENGTH, NOISE = 12, 1.1  # of a word; the standard deviation of its noise, on pixels from -1 to 1
-Make: TypeAlias = Callable[[ConvexLoss, list[nn.Parameter], float], Optimizer]
-Found: TypeAlias = dict[str, Tensor]
+Make = Callable[[ConvexLoss, list[nn.Parameter], float], Optimizer]
 
 
 def prox(solver: DualSolver, metric: Metric, average: float | None = None) -> Make:
@@ -104,19 +104,18 @@ def words(images: Tensor, labels: Tensor, count: int, generator: torch.Generator
     return x + NOISE * torch.randn(x.shape, generator=generator), word
 
 
-def accuracies(seeds: int, epochs: int) -> Found:
-    """Test accuracies on the digits in percent, ``[η, seed]`` per method: an MLP, the cross-entropy, a constant η."""
+def accuracies(seeds: int, epochs: int) -> DataFrame:
+    """Test accuracies on the digits in percent, a row per run: an MLP, the cross-entropy, a constant η."""
     x, y, x_test, y_test = digits()
-    found = {name: torch.zeros(len(ETAS), seeds) for name in METHODS}
-    runs = list(product(METHODS.items(), enumerate(ETAS), range(seeds)))
-    for (name, (*_, make)), (row, eta), seed in tqdm(runs, desc="accuracy against η", unit="run"):
+    found = []
+    for method, eta, seed in tqdm(list(product(METHODS, ETAS, range(seeds))), desc="accuracy against η", unit="run"):
         model, loss = mlp(seed), CrossEntropy()
-        fit(model, loss, make(loss, list(model.parameters()), eta), x, y, epochs, batch=64)
-        found[name][row, seed] = percent(model(x_test).argmax(1) == y_test)
-    return found
+        fit(model, loss, METHODS[method][-1](loss, list(model.parameters()), eta), x, y, epochs, batch=64)
+        found.append((method, eta, percent(model(x_test).argmax(1) == y_test)))
+    return DataFrame(found, columns=["method", "eta", "accuracy"])
 
 
-def read_words(count: int, epochs: int) -> tuple[Tensor, Found]:
+def read_words(count: int, epochs: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Test words and what was read, ``[500, T]`` each: the same network trained letter by letter, and in the hinge."""
     generator = torch.Generator().manual_seed(0)
     images, labels, test_images, test_labels = digits()
@@ -144,61 +143,54 @@ def live_step() -> tuple[Report, Report, list[Trace]]:
     return verify(problem, solver), verify(problem, SingleStepFW()), trace
 
 
-def tables(found: Found, read: Found, solved: Report, single: Report) -> str:
-    lines = [f"{'test accuracy in % at η =':<34}" + "".join(f"{eta:>7g}" for eta in ETAS) + "   passes per step"]
-    for name, rows in found.items():
-        lines += [f"{name:<34}" + "".join(f"{mean:>7.1f}" for mean in rows.mean(1)) + f"{METHODS[name][0]:>9}"]
-    lines += [f"\n{f'words of {LENGTH} noisy digits':<34}{'letters right':>14}{'whole words right':>21}"]
-    for name in ("without", "with"):
-        right = read[name] == read["truth"]
-        lines += [f"{f'the network {name} structure':<34}{percent(right):>12.1f} %{percent(right.all(1)):>19.1f} %"]
-    lines += [f"\nOne live step of training (cross-entropy, Adam's metric) and its exact solution P*:\n\n{solved}\n"]
+def tables(found: DataFrame, read: dict[str, Tensor], solved: Report, single: Report) -> str:
+    accuracy = found.pivot_table("accuracy", "method", "eta", sort=False).rename(columns="{:g}".format)
+    accuracy["passes per step"] = [METHODS[name][0] for name in accuracy.index]
+    right = {name: read[name] == read["truth"] for name in ("without", "with")}
+    words = {f"the network {name} structure": [percent(x), percent(x.all(1))] for name, x in right.items()}
+    columns = ["letters right", f"whole words of {LENGTH} noisy digits right"]
+    shown = [accuracy.rename_axis(None).rename_axis("test accuracy in % at η =", axis=1)]
+    shown += [DataFrame.from_dict(words, "index", columns=columns).rename_axis("in %", axis=1)]
+    lines = [frame.to_string(float_format="%.1f") + "\n" for frame in shown]
+    lines += [f"One live step of training (cross-entropy, Adam's metric) and its exact solution P*:\n\n{solved}\n"]
     lines += [f"SingleStepFW: D ≤ P* ≤ P is {single.dual:.4f} ≤ {single.exact:.4f} ≤ {single.primal:.4f}, {single.ok}"]
     return "\n".join(lines)
 
 
-def draw_accuracies(axes: Any, found: Found) -> None:
-    for name, accuracy in found.items():
-        rows, (passes, line, color, _) = accuracy.numpy(), METHODS[name]
-        axes.plot(ETAS, rows.mean(1), line, color=color, label=f"{name}: {passes}".replace(", ", ",\n", 1))
-        axes.fill_between(ETAS, rows.min(1), rows.max(1), color=color, alpha=0.15)
+def draw(found: DataFrame, x: Tensor, read: dict[str, Tensor], solved: Report, trace: list[Trace], path: Path) -> None:
+    rcParams.update({"font.size": 13, "axes.titlesize": 14, "legend.fontsize": 12, "legend.frameon": False})
+    rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.2})
+    figure = Figure(figsize=(7.5, 10), layout="constrained")
+    top, middle, bottom = figure.subfigures(3, 1, height_ratios=(4, 3, 3), hspace=0.04)
+
+    axes = top.subplots()
+    for name, (passes, line, color, _) in METHODS.items():
+        rows = found[found.method == name].groupby("eta").accuracy.agg(["mean", "min", "max"])
+        axes.plot(rows.index, rows["mean"], line, color=color, label=f"{name}: {passes}".replace(", ", ",\n", 1))
+        axes.fill_between(rows.index, rows["min"], rows["max"], color=color, alpha=0.15)
     axes.set(title="Digits: test accuracy (%) against η", xlabel="η", xscale="log", ylim=(0, 102))
     axes.legend(title="passes per step", loc="center right", bbox_to_anchor=(1, 0.52), alignment="left")
 
+    whole = [percent((read[name] == read["truth"]).all(1)) for name in ("without", "with")]
+    middle.suptitle("Whole words right: {:.1f} % without structure, {:.1f} % with".format(*whole), fontsize=14)
+    for k, axes in enumerate(middle.subplots(2, 1)):
+        for t, image in enumerate(x[k].view(-1, 8, 8).numpy()):
+            axes.imshow(image, cmap="gray_r", extent=(t, t + 0.9, 0.9, 0))
+        for y, name in ((1.35, "without"), (1.95, "with")):  # mistakes are marked red
+            axes.text(-0.2, y, name, ha="right", va="center")
+            for t, letter in enumerate(read[name][k].tolist()):
+                red = {"color": "white", "bbox": {"boxstyle": "circle", "fc": RED, "ec": "none"}}
+                mark = red if letter != read["truth"][k, t] else {}
+                axes.text(t + 0.45, y, str(letter), ha="center", va="center", **mark)
+        axes.set(xlim=(0, LENGTH), ylim=(2.3, 0))
+        axes.axis("off")
 
-def draw_word(axes: Any, images: Tensor, read: dict[str, list[int]]) -> None:
-    """A word's images, and what was read without and with structure. Mistakes are marked red."""
-    for t, image in enumerate(images.view(-1, 8, 8).numpy()):
-        axes.imshow(image, cmap="gray_r", extent=(t, t + 0.9, 0.9, 0))
-    for y, name in ((1.35, "without"), (1.95, "with")):
-        axes.text(-0.2, y, name, ha="right", va="center")
-        for t, (letter, true) in enumerate(zip(read[name], read["truth"], strict=True)):
-            mark = {} if letter == true else {"color": "white", "bbox": {"boxstyle": "circle", "fc": RED, "ec": "none"}}
-            axes.text(t + 0.45, y, str(letter), ha="center", va="center", **mark)
-    axes.set(xlim=(0, LENGTH), ylim=(2.3, 0))
-    axes.axis("off")
-
-
-def draw_step(axes: Any, solved: Report, trace: list[Trace]) -> None:
-    steps = [state.step for state in trace]
+    axes, steps = bottom.subplots(), [state.step for state in trace]
     axes.plot(steps, [state.primal - solved.exact for state in trace], "v-", color=ORANGE, label="P − P*, from above")
     axes.plot(steps, [solved.exact - state.dual for state in trace], "^-", color=BLUE, label="P* − D, from below")
     axes.set(title="One live training step: bounds on its exact value P*", yscale="log")
     axes.set_xlabel("steps of CorrectiveFW (the first one is SingleStepFW's)")
     axes.legend(title=f"last relative gap: {solved.relative_gap:.1e}", alignment="left")
-
-
-def draw(found: Found, x: Tensor, read: Found, solved: Report, trace: list[Trace], path: Path) -> None:
-    rcParams.update({"font.size": 13, "axes.titlesize": 14, "legend.fontsize": 12, "legend.frameon": False})
-    rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.2})
-    figure = Figure(figsize=(7.5, 10), layout="constrained")
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=(4, 3, 3), hspace=0.04)
-    draw_accuracies(top.subplots(), found)
-    whole = [percent((read[name] == read["truth"]).all(1)) for name in ("without", "with")]
-    middle.suptitle("Whole words right: {:.1f} % without structure, {:.1f} % with".format(*whole), fontsize=14)
-    for k, axes in enumerate(middle.subplots(2, 1)):
-        draw_word(axes, x[k], {name: letters[k].tolist() for name, letters in read.items()})
-    draw_step(bottom.subplots(), solved, trace[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, facecolor="white")
 

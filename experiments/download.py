@@ -20,8 +20,6 @@ from pandas import read_csv
 from torch.hub import download_url_to_file
 
 BLOCK = 1 << 20
-
-
 SOURCES = read_csv(Path(__file__).with_name("sources.csv"), comment="#", keep_default_na=False)
 SOURCES["files"] = SOURCES.files.str.split()
 ARCHIVES: dict[str, Any] = {row.name: row for row in SOURCES.itertuples(index=False, name="Archive")}

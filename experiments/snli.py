@@ -10,37 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from experiments.models import SentencePairBiLSTM
-from experiments.task import Samples, need
+from experiments.task import damaged, need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
-SNLI = "python -m experiments download snli gets it from https://nlp.stanford.edu/projects/snli/snli_1.0.zip"
-GLOVE = (
-    "python -m experiments download glove (or glove-840b) gets it from https://nlp.stanford.edu/data/glove.6B.zip (or "
-    "glove.840B.300d.zip)"
-)
 WORD = re.compile(r"\w+(?=n't)|n't|'\w+|\w+|[^\w\s]")  # "don't" is "do" and "n't", as in GloVe
 
 Sentences = list[list[str]]
-
-
-@dataclass(frozen=True)
-class Pairs(Samples):
-    """Word ids ``[n, T]`` of both sentences, padded with 0, their lengths ``[n]``, and labels ``y [n]``."""
-
-    first: Tensor
-    first_lengths: Tensor
-    second: Tensor
-    second_lengths: Tensor
-    y: Tensor
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -55,18 +40,16 @@ def tokenise(sentence: str) -> list[str]:
 def read_sentences(file: Path) -> tuple[list[str], list[str], list[int]]:
     """Both sentences of each pair, and its label; pairs without a gold label ("-") are left out."""
     rows = []
-    for number, line in enumerate(_lines(file, SNLI), 1):
+    for number, line in enumerate(_lines(file, "snli"), 1):
         try:
             row = json.loads(line)
             if row["gold_label"] != "-":
                 rows.append((row["sentence1"], row["sentence2"], LABELS.index(row["gold_label"])))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{file}, line {number}: expected JSON with sentence1, sentence2 and a gold_label ({error!r}): is the "
-                f"file whole? {SNLI}"
-            ) from error
+            expected = f"expected JSON with sentence1, sentence2 and a gold_label ({error!r})"
+            raise damaged(file, "snli", f", line {number}: {expected}") from error
     if not rows:
-        raise ValueError(f"{file} has no pair with a gold label: is it whole? {SNLI}")
+        raise damaged(file, "snli", " has no pair with a gold label")
     first, second, labels = zip(*rows, strict=True)
     return list(first), list(second), list(labels)
 
@@ -78,26 +61,28 @@ def read_vectors(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     """
     vectors: dict[str, np.ndarray] = {}
     size = 0
-    for number, line in enumerate(_lines(file, GLOVE), 1):
+    for number, line in enumerate(_lines(file, "glove"), 1):
         size = size or line.count(" ")
         word, _, numbers = line.partition(" ")
         if line.count(" ") < size or not line.endswith("\n"):
-            raise ValueError(f"{file}, line {number}: expected a word and {size} numbers: is the file whole? {GLOVE}")
+            raise damaged(file, "glove", f", line {number}: expected a word and {size} numbers")
         if word in wanted and word not in vectors and line.count(" ") == size:
             try:
                 vectors[word] = np.array(numbers.split(), np.float32)
             except ValueError as error:
-                raise ValueError(f"{file}, line {number}: {error}; expected a word and {size} numbers") from error
+                raise damaged(file, "glove", f", line {number}: {error}; expected a word and {size} numbers") from error
     if not vectors:
-        raise ValueError(f"{file} has a vector for none of the {len(wanted)} words: is it GloVe's text format? {GLOVE}")
+        raise damaged(file, "glove", f" has a vector for none of the {len(wanted)} words in GloVe's text format")
     return vectors
 
 
 def load(
     data: Path, samples: int | None, seed: int, glove: str = "glove.6B.100d.txt"
-) -> tuple[Pairs, Pairs, Pairs, Tensor]:
+) -> tuple[TensorDataset, TensorDataset, TensorDataset, Tensor]:
     """Training, validation (the official dev) and test pairs, and the vectors ``[V, E]`` of their words in float32.
 
+    A pair is the word ids ``[n, T]`` of the first sentence, padded with 0, and its length, those of the second one, and
+    the label.
     ``samples`` training pairs are drawn by ``seed`` (None: all, in the file's order). Row 0 of the vectors is padding,
     zeros; row 1 is any word that GloVe does not have: the mean vector.
     """
@@ -106,21 +91,18 @@ def load(
     if samples is not None:
         chosen = np.random.default_rng(seed).permutation(len(texts[0][2]))[:samples]
         texts[0] = tuple([column[i] for i in chosen] for column in texts[0])  # type: ignore[assignment]
-    known = read_vectors(data / glove, {word for text in texts for side in text[:2] for word in _words(side)})
+    known = read_vectors(data / glove, {word for text in texts for side in text[:2] for word in chain(*side)})
     rows = np.stack(list(known.values()))
     vectors = torch.from_numpy(np.concatenate([np.zeros_like(rows[:1]), rows.mean(0, keepdims=True), rows]))
     ids = {word: at for at, word in enumerate(known, UNKNOWN + 1)}
-    train, val, test = (Pairs(*_padded(a, ids), *_padded(b, ids), torch.tensor(y)) for a, b, y in texts)
+    train, val, test = (TensorDataset(*_padded(a, ids), *_padded(b, ids), torch.tensor(y)) for a, b, y in texts)
     return train, val, test, vectors
 
 
-def take(split: Pairs, index: Tensor, _: object = None) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def take(split: TensorDataset, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
     """The model's inputs and the labels at ``index``, padded to the longest sentence among them."""
-    inputs = []
-    for words, lengths in ((split.first, split.first_lengths), (split.second, split.second_lengths)):
-        here = lengths[index]
-        inputs += [words[index, : int(here.max())], here]
-    return tuple(inputs), split.y[index]  # type: ignore[return-value]
+    a, m, b, n, y = split[index]
+    return (a[:, : int(m.max())], m, b[:, : int(n.max())], n), y
 
 
 class WordPairModel(SentencePairBiLSTM):
@@ -141,18 +123,14 @@ class WordPairModel(SentencePairBiLSTM):
             return super().encode(self.vectors[words], lengths)
 
 
-def _lines(file: Path, how: str) -> Iterable[str]:
-    with need(file, f"{how}.").open(encoding="utf-8", newline="\n") as lines:
+def _lines(file: Path, data: str) -> Iterable[str]:
+    with need(file, data).open(encoding="utf-8", newline="\n") as lines:
         yield from lines
-
-
-def _words(sentences: Sentences) -> Iterable[str]:
-    return (word for sentence in sentences for word in sentence)
 
 
 def _padded(sentences: Sentences, ids: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Word ids ``[n, T]`` and lengths ``[n]``."""
     lengths = np.array([len(sentence) for sentence in sentences])
     table = np.full((len(sentences), lengths.max()), PADDING)
-    table[np.arange(lengths.max()) < lengths[:, None]] = [ids.get(word, UNKNOWN) for word in _words(sentences)]
+    table[np.arange(lengths.max()) < lengths[:, None]] = [ids.get(word, UNKNOWN) for word in chain(*sentences)]
     return torch.from_numpy(table), torch.from_numpy(lengths)

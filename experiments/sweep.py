@@ -1,4 +1,4 @@
-"""A study's runs, shared by any number of processes, and of machines with a common folder.
+"""A study's runs, shared by any number of processes, and of machines with a common train.
 
 python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 
@@ -25,13 +25,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout  # torch depends on it, too
 from tqdm import tqdm
 
-from experiments import folder, train
+from experiments import train
 from experiments.config import Config, asked, from_dict
-from experiments.folder import Result, write
-from experiments.optimizers import title
+from experiments.optimizers import OPTIMIZERS
 from experiments.report import tables
 from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
+from experiments.train import Result, done, write
 
 PAUSE = 2.0  # seconds between two checks of the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
@@ -54,13 +54,9 @@ class Sweep:
         self._runs: dict[Config, None] = {}  # all that were asked for so far
         self.bar = tqdm(total=0, unit="epoch", disable=True if self.quiet else None)  # one, and only on a terminal
 
-    def result(self, run: Config) -> Result | None:
-        return self.known.get(asked(run)) or folder.result(self.out / name_of(run))
-
-    def epochs(self, run: Config) -> int:
-        """How many of them are done."""
-        found = self.result(run) or folder.so_far(self.out / name_of(run))
-        return len(found["curve"]) if found else 0
+    def found(self, run: Config) -> Result:
+        """What is there of it so far."""
+        return self.known.get(asked(run)) or train.so_far(self.out / name_of(run)) or {"curve": []}
 
     def work(self) -> list[Result]:
         """Work through the grid, then through what validation chose; returns the results of all runs."""
@@ -76,7 +72,7 @@ class Sweep:
 
     def so_far(self) -> list[Result]:
         """The results of the runs that are done, those of the grid first; where they take turns, of all so far."""
-        found = [folder.so_far(file.parent) for file in sorted(self.out.glob("*/config.json"))]
+        found = [train.so_far(file.parent) for file in sorted(self.out.glob("*/config.json"))]
         wanted = [result for result in found if result is not None and (self.study.turns or done(result))]
         return sorted(wanted, key=lambda result: result["config"]["test"])
 
@@ -85,15 +81,19 @@ class Sweep:
         self._runs |= dict.fromkeys(runs)
         number = {run: k for k, run in enumerate(self._runs, 1)}
         self.bar.total = sum(run.epochs for run in number)
-        while waiting := [run for run in runs if self.result(run) is None]:
-            epochs = {run: self.epochs(run) for run in number}
+        while True:
+            epochs = {run: len(self.found(run)["curve"]) for run in number}
             self.bar.n = sum(epochs.values())
+            if not (waiting := [run for run in runs if epochs[run] < run.epochs]):
+                return [self.found(run) for run in runs]
             fewest = min(epochs[run] for run in waiting)
             waiting = [run for run in waiting if epochs[run] == fewest or not self.study.turns]
-            taken = [self._take(run, f"run {number[run]} of {len(number)}, {title(run)}") for run in waiting]
+            titles = {
+                run: f"run {number[run]} of {len(number)}, {OPTIMIZERS[run.optimizer].name} {run.lr}" for run in waiting
+            }
+            taken = [self._take(run, name) for run, name in titles.items()]
             if not any(taken):
                 time.sleep(PAUSE)  # others are at work on the rest
-        return [result for run in runs if (result := self.result(run)) is not None]
 
     def _take(self, run: Config, name: str) -> bool:
         """Execute a run, unless it is done or another worker has its lock."""
@@ -102,7 +102,7 @@ class Sweep:
         at = self.out / name_of(run)
         try:
             with FileLock(f"{at}.lock", timeout=0):
-                if folder.result(at) is not None:
+                if train.result(at) is not None:
                     return False
                 self.bar.set_description(name)
                 if self.bar.disable and not self.quiet:
@@ -115,10 +115,6 @@ class Sweep:
             if not self.study.turns:
                 raise
         return True
-
-
-def done(result: Result) -> bool:
-    return len(result["curve"]) == result["config"]["epochs"]
 
 
 def name_of(config: Config) -> str:

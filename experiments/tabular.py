@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,37 +10,11 @@ import torch
 from pandas import DataFrame, read_csv
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from experiments.task import Samples, need
+from experiments.task import HINTS, damaged, need
 
-CALIFORNIA = [  # the columns of the files, the target last
-    *("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"),
-    *("median_income", "median_house_value"),
-]
-BIKE = [
-    *("instant", "dteday", "season", "yr", "mnth", "hr", "holiday", "weekday", "workingday", "weathersit"),
-    *("temp", "atemp", "hum", "windspeed", "casual", "registered", "cnt"),
-]
-HOW = {
-    "california": "python -m experiments download california gets it (Luís Torgo's regression data sets)",
-    "bike": "python -m experiments download bike gets it from UCI",
-}
-
-
-@dataclass(frozen=True)
-class Table(Samples):
-    """Features ``x [n, d]`` and target ``y [n, 1]`` in float32; the target's own unit is ``centre + scale · y``.
-
-    The mean absolute error in that unit is ``scale`` times the one of y.
-    """
-
-    x: Tensor
-    y: Tensor
-    centre: float
-    scale: float
-
-    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor], Tensor]:
-        return (self.x[index],), self.y[index]
+CALIFORNIA, BIKE = (HINTS["columns"][name].split() for name in ("california", "bike"))  # the target last
 
 
 def california(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -67,11 +40,13 @@ def bike(data: Path) -> tuple[np.ndarray, np.ndarray, int]:
 READERS = {"california": california, "bike": bike}
 
 
-def load(data: Path, name: str, seed: int = 0) -> tuple[Table, Table, Table]:
-    """Training, validation and test rows: 70, 15 and 15 %, drawn by ``seed``.
+def load(data: Path, name: str, seed: int = 0) -> tuple[list[TensorDataset], float, float]:
+    """Training, validation and test rows: 70, 15 and 15 %, drawn by ``seed``; the centre and the scale of the target.
 
     Numbers are standardised by the training rows' mean and deviation; one-hot columns are 0 or 1. The target is
     (y − median) / (mean of |y − median|) of the training rows, so predicting the median has a training loss of 1.
+    In its own unit it is ``centre + scale · y``, and the mean absolute error ``scale`` times the one of y.
+
     Bike's rows are hours of two years: neighbours fall on both sides of a random split, as is usual for this set, so
     its error measures interpolation, not a forecast.
     """
@@ -85,11 +60,8 @@ def load(data: Path, name: str, seed: int = 0) -> tuple[Table, Table, Table]:
     centre = float(np.median(y[train]))
     scale = float(np.abs(y[train] - centre).mean()) or 1.0
 
-    def part(rows: np.ndarray) -> Table:
-        features, target = (torch.from_numpy(a[rows].astype(np.float32)) for a in (x, (y[:, None] - centre) / scale))
-        return Table(features, target, centre, scale)
-
-    return part(train), part(val), part(test)
+    columns = [torch.from_numpy(a.astype(np.float32)) for a in (x, (y[:, None] - centre) / scale)]
+    return [TensorDataset(*(column[rows] for column in columns)) for rows in (train, val, test)], centre, scale
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -114,12 +86,11 @@ def mlp(inputs: int, width: int = 128, depth: int = 2, dropout: float = 0.0) -> 
 
 def read(file: Path, names: list[str], name: str) -> DataFrame:
     """The rows of a comma-separated file, with its header if it has one."""
-    need(file, f"{HOW[name]}.")
     own = {"header": 0} if name == "bike" else {"names": names, "index_col": False}
     try:
-        rows = read_csv(file, **own)
+        rows = read_csv(need(file, name), **own)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}. {HOW[name]}") from error
+        raise damaged(file, name, f": {error}") from error
     if list(rows) != names or rows.empty or rows.isna().any(axis=None):
-        raise ValueError(f"{file} has no rows, or others; expected {','.join(names)}: is it whole? {HOW[name]}")
+        raise damaged(file, name, f" has no rows, or others; expected {','.join(names)}")
     return rows

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pandas import read_csv
 from torch import Tensor, nn
 
 from experiments.config import Config, known
@@ -21,12 +22,10 @@ def each(f: Callable[[Tensor], Tensor], value: Tensors) -> Any:
     return f(value) if isinstance(value, Tensor) else tuple(f(part) for part in value)
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The columns of a split, all of one length."""
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+def columns(split: Any, index: Tensor, _: object = None) -> tuple[tuple[Tensor], Tensors]:
+    """The first column of a data set is the input, the others are the target."""
+    x, *y = split[index]
+    return (x,), y[0] if len(y) == 1 else tuple(y)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Task:
     val: Any
     test: Any
     network: Callable[[], nn.Module]
-    take: Callable[[Any, Tensor, torch.Generator | None], tuple[tuple[Tensor, ...], Tensors]]
+    take: Callable[[Any, Tensor, torch.Generator | None], tuple[tuple[Tensor, ...], Tensors]] = columns
     score: Callable[[Tensor, Tensor], Tensor] | None = None
     measure: str = "accuracy"
     batches: Callable[[int, torch.Generator], Sequence[Tensor]] | None = None  # None: at random
@@ -87,8 +86,30 @@ def similar(lengths: Tensor, size: int, generator: torch.Generator, pool: int) -
     return [cut[i] for i in torch.randperm(len(cut), generator=generator)]
 
 
-def need(path: Path, how: str) -> Path:
+def within(lengths: Tensor, size: int) -> Tensor:
+    """Where padded samples have an entry, ``[B, size]``."""
+    return torch.arange(size) < lengths[:, None]
+
+
+def seen(loss: type[nn.Module], view: Callable[[Any, Any], tuple[Any, Any]]) -> type[nn.Module]:
+    """A ``loss`` that sees what ``view`` makes of the scores and the target."""
+
+    class Seen(loss):  # type: ignore[misc, valid-type]
+        def prepare(self, scores: Any, target: Any) -> Any:
+            return super().prepare(*view(scores, target))
+
+    return Seen
+
+
+HINTS = read_csv(Path(__file__).with_name("hints.csv"), comment="#").set_index("data")
+
+
+def need(path: Path, data: str) -> Path:
     """``path``, or an error that says how to get it."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing. {how} Then pass its folder: --data DIR")
+        raise FileNotFoundError(f"{path} is missing. {HINTS.how[data]} Then pass its folder: --data DIR")
     return path
+
+
+def damaged(file: Path, data: str, what: str) -> ValueError:
+    return ValueError(f"{file}{what}: is the file whole? {HINTS.how[data]}")

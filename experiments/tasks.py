@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
@@ -33,10 +34,10 @@ def images(config: Config) -> Task:
     build = IMAGE_MODELS[known("model", config.model, IMAGE_MODELS)]
     train, val, test = cifar.load(Path(config.data), config.dataset, config.images or None, config.held, config.records)
 
-    def take(split: cifar.Images, index: Tensor, generator: torch.Generator | None) -> tuple[tuple[Tensor], Tensor]:
-        x = split.x[index]
+    def take(split: TensorDataset, index: Tensor, generator: torch.Generator | None) -> tuple[tuple[Tensor], Tensor]:
+        x, y = split[index]
         x = cifar.augment(x, generator) if config.augment and generator else x
-        return (x.contiguous(memory_format=torch.channels_last),), split.y[index]
+        return (x.contiguous(memory_format=torch.channels_last),), y
 
     def network() -> nn.Module:  # with channels last a step takes three quarters of the time on a CPU
         return build(cifar.CLASSES[config.dataset]).to(memory_format=torch.channels_last)
@@ -61,45 +62,35 @@ def sentence_pairs(config: Config) -> Task:
         take=snli.take,
         score=right,
         # not by the second sentence: its length depends on the label, the first one's does not
-        batches=lambda size, generator: similar(train.first_lengths, size, generator, pool=32),
+        batches=lambda size, generator: similar(train.tensors[1], size, generator, pool=32),
     )
 
 
 def rows(config: Config) -> Task:
     """ℓ1 regression on a table: the score is the absolute error in the target's own unit."""
     known("model", config.model, ["mlp"])
-    train, val, test = tabular.load(Path(config.data), config.dataset)
-    return Task(
-        *(train, val, test),
-        network=lambda: tabular.mlp(train.x.shape[1]),
-        take=tabular.Table.take,
-        score=lambda output, y: train.scale * (output - y).abs().sum(1),
-        measure="mae",
-    )
+    parts, _, scale = tabular.load(Path(config.data), config.dataset)
+    width = parts[0].tensors[0].shape[1]
+    score = lambda output, y: scale * (output - y).abs().sum(1)  # noqa: E731
+    return Task(*parts, network=lambda: tabular.mlp(width), score=score, measure="mae")
 
 
 def digits(config: Config) -> Task:
     """An MLP fits the training images, and their loss goes to 0."""
     known("model", config.model, ["mlp"])
     x, y = tabular.digits()
-    parts = [tabular.Table(x[at], y[at], 0.0, 1.0) for at in (slice(800, None), slice(400), slice(400, 800))]
-    return Task(
-        *parts,
-        network=lambda: nn.Sequential(tabular.mlp(64)[:-1], nn.Linear(128, 10)),
-        take=tabular.Table.take,
-        score=right,
-    )
+    parts = [TensorDataset(x[at], y[at]) for at in (slice(800, None), slice(400), slice(400, 800))]
+    return Task(*parts, network=lambda: nn.Sequential(tabular.mlp(64)[:-1], nn.Linear(128, 10)), score=right)
 
 
-LANGUAGE_MODELS = {  # layers, heads, width, context
-    "gpt-2-64": (2, 2, 64, 64),
-    "gpt-2-128": (2, 4, 128, 64),
-    "gpt-6-384": (6, 6, 384, 256),
-}
+LANGUAGE_MODELS = {"gpt-2-64": (2, 2, 64, 64), "gpt-2-128": (2, 4, 128, 64), "gpt-6-384": (6, 6, 384, 256)}
 
 
 def characters(config: Config) -> Task:
-    """The next character of SNLI's sentences; a sample is a window, and ``held`` windows of dev are for validation."""
+    """The next character of SNLI's sentences; a sample is a window, and ``held`` windows of dev are for validation.
+
+    A model has layers, heads, a width and a context.
+    """
     layers, heads, width, context = LANGUAGE_MODELS[known("model", config.model, LANGUAGE_MODELS)]
     train, val, test = lm.load(Path(config.data), context, config.images or None, config.held or None)
     network = partial(lm.GPT, layers, heads, width, context)

@@ -2,6 +2,9 @@
 
 python -m experiments train --data DIR --model wrn-10-1 --optimizer dfw --lr 0.1
 torchrun --nproc-per-node 2 -m experiments train --data DIR ...          # the same on several processes
+
+The folder of a run has config.json, log.jsonl with a line for each epoch, and the checkpoint last.pt, which has these
+lines, too. Every file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import copy
 import json
 import math
 import os
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,16 +31,17 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 import proxsvm
 from experiments import config as configs
-from experiments import folder
-from experiments.config import Config, known
-from experiments.folder import Line, Result
+from experiments.config import Config, from_dict, known
 from experiments.optimizers import OPTIMIZERS, Schedule, recipe_of
 from experiments.task import Task, Tensors, each
 from experiments.tasks import task_of
-from proxsvm import ProxOptimizer
+from proxsvm import ProxOptimizer, __version__, checkpoint
 
+GIT = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+COMMIT = subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip() or None  # of the loaded code
+Line = dict[str, Any]
+Result = dict[str, Any]
 RE_ESTIMATION = 20  # batches to re-estimate batch-norm statistics
-PRECISIONS = ("float32", "bfloat16")
 
 
 class TimeUp(Exception):
@@ -62,7 +67,7 @@ class Training:
     def of(cls, config: Config, task: Task | None = None) -> Training:
         """``task``: the config's, where it is loaded already."""
         recipe = recipe_of(config)
-        known("precision", config.precision, PRECISIONS)
+        known("precision", config.precision, ("float32", "bfloat16"))
         task = task or task_of(config)
         criterion = task.criterion(config)
         torch.manual_seed(config.seed)
@@ -100,10 +105,12 @@ def run(
     """
     training = Training.of(config)
     first = training.rank == 0
-    done = folder.claim(config, out) if first else folder.result(out)
-    if done is not None:
-        return done
-    lines = folder.resume(out, training.parts)
+    finished = claim(config, out) if first else result(out)
+    if finished is not None:
+        return finished
+    lines = resume(out, training.parts)
+    if first:
+        log(out, lines)  # a run that was killed may have had the checkpoint alone
     network = DistributedDataParallel(training.model) if training.world > 1 else training.model
     if config.compile:
         network = torch.compile(network, backend=config.compile)
@@ -116,28 +123,29 @@ def run(
         lines.append(line)
         if first:
             training.train()
-            folder.keep(out, training.parts, lines)
+            keep(out, training.parts, lines)
             tell(line)
         if training.world > 1:
             dist.barrier()
         if time.monotonic() > until and not last:
             raise TimeUp(f"{out} has {epoch + 1} of {config.epochs} epochs")
-    return folder.finish(out, lines) if first else {"curve": lines}
+    return so_far(out) or {"curve": lines}
 
 
 def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     """A pass over the training samples, and its measurements."""
-    totals, samples, sizes, gammas = torch.zeros(2, device=training.config.device), 0, [], []
+    totals, samples = torch.zeros(2, device=training.config.device), 0
+    each_step: dict[str, list[Tensor | float]] = {"step_size": [], "gamma": []}
     for found, count in steps(training, network, epoch):
         totals += found * count
         samples += count
-        sizes.append(_step_size(training.optimizer))
+        each_step["step_size"].append(_step_size(training.optimizer))
         if (last := getattr(training.optimizer, "last", None)) is not None:
-            gammas.append(last.gamma)
+            each_step["gamma"].append(last.gamma)
     value, score = (totals / samples).tolist()
-    seen = {"train_loss": value, "step_size": _mean(sizes)}
-    seen |= {f"train_{training.task.measure}": score} if training.task.score is not None else {}
-    return seen | ({"gamma": _mean(gammas)} if gammas else {})
+    seen = {"train_loss": value} | ({f"train_{training.task.measure}": score} if training.task.score else {})
+    means = {name: torch.tensor([float(x) for x in values]).mean() for name, values in each_step.items() if values}
+    return seen | {name: float(mean) for name, mean in means.items()}
 
 
 def steps(training: Training, network: nn.Module, epoch: int) -> Iterator[tuple[Tensor, int]]:
@@ -189,10 +197,6 @@ def _judge(training: Training, last: bool) -> Line:
     return line
 
 
-def _mean(values: Sequence[Tensor | float]) -> float:
-    return float(torch.stack([torch.as_tensor(value, dtype=torch.float32).cpu() for value in values]).mean())
-
-
 def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
     """γη; ALI-G's own step-size; the learning rate of the others."""
     group = optimizer.param_groups[0]
@@ -212,25 +216,24 @@ def passes(config: Config) -> AbstractContextManager[Any]:
 def measures(config: Config, task: Task, model: nn.Module, split: Any) -> dict[str, float]:
     """The mean score over a split, or the task's own measures of it by name; the first one decides."""
     model.eval()
-    outputs = _outputs(config, task, model, split)
+
+    def outputs() -> Iterator[tuple[Any, Tensors]]:
+        for batch in torch.arange(len(split)).split(task.evaluated):
+            inputs, y = task.take(split, batch, None)
+            with passes(config):
+                output = model(*(x.to(config.device) for x in inputs))
+            yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
+
     if task.judge is not None:
-        found = task.judge(outputs, config.loss)
+        found = task.judge(outputs(), config.loss)
         return found if isinstance(found, dict) else {"": float(found)}
     assert task.score is not None
-    return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs)) / len(split)}
+    return {"": float(sum(task.score(output, y).double().sum() for output, y in outputs())) / len(split)}
 
 
 def evaluate(config: Config, task: Task, model: nn.Module, split: Any) -> float:
     """What validation compares."""
     return next(iter(measures(config, task, model, split).values()))
-
-
-def _outputs(config: Config, task: Task, model: nn.Module, split: Any) -> Iterator[tuple[Any, Tensors]]:
-    for batch in torch.arange(len(split)).split(task.evaluated):
-        inputs, y = task.take(split, batch, None)
-        with passes(config):
-            output = model(*(x.to(config.device) for x in inputs))
-        yield each(Tensor.float, output), each(lambda part: part.to(config.device), y)
 
 
 def judged(training: Training) -> nn.Module:
@@ -305,6 +308,76 @@ class Best:
         self.values, self.weights = state["values"], state["weights"]
 
 
+# The folder of a run. Whenever the process dies, resuming loses at most the current epoch.
+
+
+def claim(config: Config, out: Path) -> Result | None:
+    """The result of this very run, if it is finished; otherwise write the config, and what it runs on, into ``out``.
+
+    Raises ValueError if ``out`` contains another run.
+    """
+    file = out / "config.json"
+    if not file.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        versions = {"torch": torch.__version__, "proxsvm": __version__, "commit": COMMIT}
+        provenance = versions | {"device": config.device, "threads": torch.get_num_threads()}
+        write(file, json.dumps({"config": asdict(config), "provenance": provenance}, indent=1))
+    try:
+        theirs, mine = asdict(from_dict(json.loads(file.read_text())["config"])), asdict(config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}): delete it, if {out} is the folder of this run") from error
+    if odd := {name: (theirs[name], value) for name, value in mine.items() if theirs[name] != value}:
+        raise ValueError(f"{out} contains another run (there, here): {odd}. Choose another --out")
+    return result(out)
+
+
+def done(result: Result) -> bool:
+    return len(result["curve"]) == result["config"]["epochs"]
+
+
+def result(out: Path) -> Result | None:
+    """Of a run that is finished."""
+    found = so_far(out)
+    return found if found is not None and done(found) else None
+
+
+def so_far(out: Path) -> Result | None:
+    """The config, what it ran on, the curve after the epochs so far and, where it was read, the test value."""
+    file = out / "log.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    if not lines:
+        return None
+    curve = [{k: v for k, v in line.items() if not k.startswith("test")} for line in lines]
+    tests = dict.fromkeys(("test", "test_averaged", "test_last"))
+    tests |= {name: value for name, value in lines[-1].items() if name.startswith("test")}
+    return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
+
+
+def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
+    """Save a checkpoint after an epoch, and then the log."""
+    checkpoint.save(out / "last.pt", **parts, lines=lines)
+    log(out, lines)
+
+
+def resume(out: Path, parts: dict[str, Any]) -> list[Line]:
+    """Load the checkpoint, if there is one; returns the lines of its epochs."""
+    return checkpoint.load(out / "last.pt", **parts)["lines"] if (out / "last.pt").exists() else []
+
+
+def log(out: Path, lines: list[Line]) -> None:
+    write(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write(file: Path, text: str) -> None:
+    """Completely or not at all."""
+    beside = file.with_name(f".{file.name}.part")
+    with beside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(beside, file)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     configs.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/run"), help="the run's folder")
@@ -312,7 +385,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Run what the command line asks for, on the ranks that torchrun started."""
-    config = configs.from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
+    config = from_dict({entry.name: getattr(args, entry.name) for entry in fields(Config)})
     parallel = "RANK" in os.environ
     if parallel:
         dist.init_process_group("nccl" if config.device.startswith("cuda") else "gloo")

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from _style import GREEN, HERE, ORANGE, plt
 
-from experiments import config, folder, train
+from experiments import config, train
 from experiments.structured import parsing
 from proxsvm.losses import StructuredHinge
 
@@ -24,11 +24,11 @@ def predicted(run: Path, data: Path) -> tuple[list[str], Arcs, Arcs]:
     """A sentence of 9 to 13 words with one or two mistakes: its words, its arcs, and those of the run."""
     given = config.from_dict(json.loads((run / "config.json").read_text())["config"])
     training = train.Training.of(replace(given, data=str(data)))
-    folder.resume(run, training.parts)
+    train.resume(run, training.parts)
     decode, model = StructuredHinge(parsing.structure_of(given.loss)).decode, training.model.eval()
     split = parsing.splits(data)
     names = ["?", *sorted({relation for sentence in split["train"] for relation in sentence.relations})]
-    sentences = sorted(split["test"], key=parsing.by_length)
+    sentences = sorted(split["test"], key=lambda s: len(s.words))
     for at, sentence in enumerate(sentences):
         if 9 <= len(sentence.words) <= 13 and sentence.words[0].istitle():
             inputs, (*_, lengths) = parsing.take(training.task.test, [at])

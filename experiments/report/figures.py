@@ -11,26 +11,23 @@ import argparse
 import inspect
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, style
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 from pandas import DataFrame
 
-from experiments.optimizers import OPTIMIZERS
 from experiments.report import names
-from experiments.report.results import Candidate, Results, best, candidates, choose, grid, read, unit
+from experiments.report.results import WORDS, Candidate, Results, best, candidates, choose, grid, read, unit
 
-COLORS = dict(zip(OPTIMIZERS, colormaps["tab20"].colors, strict=False))
-COLORS |= {"dfw": "#d95f02", "sgd": "#5e4fa2", "adam": "#1b9e77", "adamw": "#333333", "nadamw": "#1f78b4"}
-COLORS |= {"soap": "#e6ab02"}
+COLORS = ("#" + WORDS["colors"]).to_dict()
 DIAGONAL, GREY = "#b2182b", "#888888"  # ours in the diagonal metric; methods without a colour
 STYLE = style.context(Path(__file__).with_suffix(".mplstyle"))
 WIDTH, LINE = 5.2, 0.2  # inches, of a figure (readable on a phone) and of a legend's line
@@ -52,9 +49,8 @@ def look_of(c: Candidate) -> dict[str, Any]:
 
     Ours are drawn on top of all others, the two metrics in two colours, dotted with the cross-entropy.
     """
-    constant = c.optimizer in ("sgd", "adamw") and not c.method.scheduled
     first = c.optimizer == "dfw"
-    dotted = constant or (first and c.method.loss == "ce")
+    dotted = (c.optimizer in ("sgd", "adamw") and not c.method.scheduled) or (first and c.method.loss == "ce")
     return {
         "color": DIAGONAL if c.method.metric == "diagonal" else COLORS.get(c.optimizer, GREY),
         "ls": ":" if dotted else (0, (4, 1.5)) if c.method.loss == "hinge" else "-",
@@ -79,14 +75,14 @@ def legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, **narrow)
 
 
-def curve(axes: Axes, c: Candidate, value: Callable[[dict[str, Any]], float], **look: Any) -> None:
+def curve(axes: Axes, seeds: Iterable[Sequence[float]], **look: Any) -> None:
     """The mean over the seeds, and a band from the smallest to the largest, by epoch."""
-    length = min(map(len, c.runs.curve))
-    seeds = np.array([[value(epoch) for epoch in run[:length]] for run in c.runs.curve], dtype=float)
-    seeds[~np.isfinite(seeds)] = np.nan
-    axes.plot(range(1, length + 1), seeds.mean(0), **look)
-    if len(seeds) > 1:
-        axes.fill_between(range(1, length + 1), seeds.min(0), seeds.max(0), color=look["color"], alpha=0.15, lw=0)
+    values = np.array(list(zip(*seeds, strict=False)), dtype=float)
+    values[~np.isfinite(values)] = np.nan
+    epochs = range(1, len(values) + 1)
+    axes.plot(epochs, values.mean(1), **look)
+    if values.shape[1] > 1:
+        axes.fill_between(epochs, values.min(1), values.max(1), color=look["color"], alpha=0.15, lw=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -97,13 +93,13 @@ def cut(axes: Axes, values: Iterable[float]) -> None:
         axes.set_ylim(top=1.5 * min(finite))
 
 
-def trained(c: Candidate) -> float:
-    """The measure of validation on the training samples, after the last epoch, over the seeds."""
-    return float(c.runs.curve.map(lambda run: run[-1]["train"]).mean())
-
-
 def validated(c: Candidate) -> float:
     return float(c.runs.val.mean(skipna=False))
+
+
+def trained(c: Candidate) -> float:
+    """The same on the training samples, after the last epoch."""
+    return float(c.runs.curve.map(lambda run: run[-1]["train"]).mean())
 
 
 def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[Candidate]]:
@@ -132,27 +128,23 @@ def errors(title: str, runs: DataFrame) -> Figure:
 
     Mean over the seeds; the band goes from the smallest to the largest. Errors above 1.5 times the best are cut.
     """
-    chosen, averaged = choose(runs), choose(runs, averaged=True)
-    lower = bool(runs.lower.iloc[0])
-    figure, axes = panels(3 if averaged else 2, 2.2)
-    axes = axes[:, 0]
-
-    def error(value: float) -> float:
-        return value if lower else 100 - value
-
-    for c in chosen:
-        curve(axes[0], c, lambda epoch: error(epoch["train"]), label=label(c, chosen), **look_of(c))
-        curve(axes[1], c, lambda epoch: error(epoch["val"]), **look_of(c))
-    for c in averaged:
-        curve(axes[2], c, lambda epoch: error(epoch["val_averaged"][c.decay]), **look_of(c))  # noqa: B023
+    chosen, averaged, lower = choose(runs), choose(runs, averaged=True), bool(runs.lower.iloc[0])
     what = unit(runs) if lower else "error, %"
-    titles = (f"{title}: training {what}", f"validation {what}", f"validation {what}, averaged weights")
-    for ax, text in zip(axes, titles, strict=False):
+    shown: dict[str, tuple[list[Candidate], Any]] = {
+        f"{title}: training {what}": (chosen, lambda c, epoch: epoch["train"]),
+        f"validation {what}": (chosen, lambda c, epoch: epoch["val"]),
+        f"validation {what}, averaged weights": (averaged, lambda c, epoch: epoch["val_averaged"][c.decay]),
+    }
+    figure, axes = panels(3 if averaged else 2, 2.5)
+    for ax, (text, (group, value)) in zip(axes[:, 0], shown.items(), strict=False):
+        for c in group:
+            seeds = ([value(c, epoch) if lower else 100 - value(c, epoch) for epoch in run] for run in c.runs.curve)
+            curve(ax, seeds, label=label(c, chosen), **look_of(c))
         ax.set_title(text)
         if lower:
-            cut(ax, [trained(c) if ax is axes[0] else validated(c) for c in chosen])
-    axes[-1].set_xlabel("epoch")
-    legend(figure, axes[0])
+            cut(ax, [trained(c) if ax is axes[0, 0] else validated(c) for c in chosen])
+    axes[-1, 0].set_xlabel("epoch")
+    legend(figure, axes[0, 0])
     return figure
 
 
@@ -163,7 +155,7 @@ def step_size(title: str, runs: DataFrame) -> Figure:
     figure, ((ax,),) = panels(1, 3.0)
     for c in chosen:
         look = look_of(c) | {"label": f"{label(c, chosen)}, η = {c.eta:g}", "drawstyle": "steps-mid"}
-        curve(ax, c, lambda epoch: epoch["step_size"] or np.nan, **look)
+        curve(ax, ([epoch["step_size"] or np.nan for epoch in run] for run in c.runs.curve), **look)
     ax.set(title=f"{title}: the step-size, γη for DFW", yscale="log", xlabel="epoch")
     legend(figure, ax)
     return figure
@@ -233,9 +225,10 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
         for line in along_eta(runs, averaged).values():
             optimizer, look = line[0].optimizer, look_of(line[0]) | {"ls": "-"}
             if optimizer == "dfw-full":
-                look |= {"color": COLORS["dfw"], "ls": ":"}
+                look["ls"] = ":"
             if not line[0].method.auto:
-                plot_eta(ax, line, label=DECADES.get(optimizer, names.OPTIMIZERS[optimizer]), **look)
+                ours = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
+                plot_eta(ax, line, label=ours.get(optimizer, names.OPTIMIZERS[optimizer]), **look)
             elif optimizer == "dfw":
                 ax.axhline(validated(line[0]), label="proxsvm, nothing set", **look | {"ls": (0, (4, 1.5))})
         ax.set(title=names.study(name), xscale="log", yscale="log", xlabel="η, or learning rate")
@@ -248,10 +241,6 @@ def decades(studies: Results, averaged: bool = True) -> Figure:
         ax.remove()
     legend(figure, rows[0, 0])
     return figure
-
-
-FIRST = ("decades-digits", "decades-california")  # an interpolating task and one that is not
-DECADES = {"dfw": "proxsvm at this η", "dfw-full": "proxsvm, γ ≡ 1"}
 
 
 def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
@@ -292,30 +281,30 @@ class Drawing:
 
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
-    found: dict[str, Drawing] = {}
+    return {drawing.name: drawing for drawing in _drawings(results)}
 
-    def add(name: str, study: str, draw: Callable[..., Figure], *given: Any, **options: Any) -> None:
-        found[name] = Drawing(name, study, partial(draw, *given, **options))
 
+def _drawings(results: Results) -> Iterator[Drawing]:
     ablations, etas = ({n: results[n] for n in results if names.kind(n) == kind} for kind in ("ablation", "decades"))
-    etas = {name: etas[name] for name in (*FIRST, *etas) if name in etas}
+    first = ("decades-digits", "decades-california")  # an interpolating task and one that is not
+    etas = {name: etas[name] for name in (*first, *etas) if name in etas}
     if ablations:
-        add("gamma", "", gamma, ablations)
+        yield Drawing("gamma", "", partial(gamma, ablations))
     if etas:
-        add("decades", "", decades, dict(list(etas.items())[:2]))
-        add("decades-all", "", decades, etas)
-        add("decades-last", "", decades, etas, averaged=False)
+        yield Drawing("decades", "", partial(decades, dict(list(etas.items())[:2])))
+        yield Drawing("decades-all", "", partial(decades, etas))
+        yield Drawing("decades-last", "", partial(decades, etas, averaged=False))
     for study, runs in results.items():
         title, tried = names.study(study), grid(runs)
         if names.kind(study) or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
             continue  # they have tables in common; the structured tasks measure nothing but validation
         if any(len(line) > 1 for line in along_eta(tried).values()):
-            add("sensitivity" if study == "sensitivity" else f"sensitivity-{study}", study, sensitivity, title, tried)
+            name = "sensitivity" if study == "sensitivity" else f"sensitivity-{study}"
+            yield Drawing(name, study, partial(sensitivity, title, tried))
         if study != "sensitivity":
-            add(f"errors-{study}", study, errors, title, runs)
+            yield Drawing(f"errors-{study}", study, partial(errors, title, runs))
             if (runs.optimizer == "dfw").any():
-                add(f"step-size-{study}", study, step_size, title, runs)
-    return found
+                yield Drawing(f"step-size-{study}", study, partial(step_size, title, runs))
 
 
 @STYLE
@@ -336,13 +325,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Write PNG files."""
     possible = drawings(read(args.results))
-    if args.list:
-        print("\n".join(possible))
-        return
     if args.name != "all" and args.name not in possible:
         raise SystemExit(f"no figure named {args.name!r} from {args.results}; there are {', '.join(possible)}, all")
     args.out.mkdir(parents=True, exist_ok=True)
     for name in possible if args.name == "all" else [args.name]:
         file = args.out / f"{name}.png"
-        file.write_bytes(png(possible[name].draw()))
-        print(file)
+        if not args.list:
+            file.write_bytes(png(possible[name].draw()))
+        print(name if args.list else file)

@@ -9,11 +9,10 @@ from pandas import DataFrame
 from experiments import optimizers
 from experiments.config import Config, Method
 from experiments.report.results import WORDS, Candidate
-from experiments.studies import settings
+from experiments.studies import KINDS, settings
 
 OPTIMIZERS = {key: recipe.name for key, recipe in optimizers.OPTIMIZERS.items()} | {"sgd*": "SGD*"}
 LOSSES, STUDIES = WORDS["losses"].to_dict(), WORDS["studies"].to_dict()
-KINDS = ("fixed", "ablation", "factors", "decades", "decay", "night")  # which have tables and figures in common
 FIELDS = {"lr": "η", "weight_decay": "l₂"}
 AVERAGED = " + average"
 BASELINE = "AdamW, constant"  # whose training time the others have
@@ -72,7 +71,7 @@ def study(name: str) -> str:
 def kind(study: str) -> str:
     """``fixed``, ``ablation``, … for the studies that have tables and figures in common."""
     first = study.partition("-")[0]
-    return first if first in KINDS else ""
+    return first if first in (*KINDS, "night") else ""
 
 
 def count(number: int, noun: str) -> str:

@@ -19,12 +19,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas import DataFrame
 
-from experiments.folder import COMMIT
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
 from experiments.report.results import Results, plain, read, read_costs, together
 from experiments.report.tables import Bold
-from experiments.studies import EVIDENCE, SMALL, STRUCTURED
+from experiments.studies import EVIDENCE, SCALES, STRUCTURED
+from experiments.train import COMMIT
 
 TITLE = "Deep Frank-Wolfe: published and obtained"
 HERE = Path(__file__).parent
@@ -41,7 +41,8 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
     there = {names.kind(name) or name for name in scales["small"]}
-    missing = dict.fromkeys(names.study(kind) for name in SMALL if (kind := names.kind(name) or name) not in there)
+    small = SCALES["small"]
+    missing = dict.fromkeys(names.study(kind) for name in small if (kind := names.kind(name) or name) not in there)
     return environment.get_template("page.html").render(
         title=TITLE,
         scales=scales,
@@ -57,49 +58,36 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
 
 def of_kind(results: Results, kind: str) -> Results:
     """The studies of a kind; "evidence" are those in which everyone is tuned."""
-    if kind == "evidence":
-        return {name: results[name] for name in (*EVIDENCE, *STRUCTURED, "parsing") if name in results}
-    return {name: runs for name, runs in results.items() if names.kind(name) == kind}
+    tuned = (*EVIDENCE, *STRUCTURED, "parsing")
+    wanted = tuned if kind == "evidence" else [name for name in results if names.kind(name) == kind]
+    return {name: results[name] for name in wanted if name in results}
 
 
-TABLES: dict[str, Callable[..., tables.Table]] = {  # of one study, by its name and its runs
-    "study": tables.study,
-    "progress": tables.progress,
+OF_ONE = ("study", "progress", "settings", "averages")  # tables of one study; the others are of several
+ALIASES: dict[str, Callable[..., tables.Table]] = {
     "settings": tables.every_setting,
-    "averages": tables.averages,
-}
-TOGETHER: dict[str, Callable[..., tables.Table]] = {  # of several studies
-    "beside": tables.beside,
-    "ranks": tables.ranks,
-    "tuned": tables.tuned,
-    "gammas": tables.gammas,
-    "ablation": tables.ablation,
-    "fixed": tables.fixed,
-    "timed": tables.timed,
     "last": partial(tables.fixed, value="test_last"),
     "best-epoch": partial(tables.fixed, value="val"),
     "last-epoch": partial(tables.fixed, value="last"),
-    "factors": tables.factors,
-    "decay": tables.decay,
 }
 
 
 def filled(text: str, studies: Results, costs: DataFrame) -> str:
     """A Markdown text with its tables rewritten, each between ``<!-- KIND STUDY… -->`` and ``<!-- end -->``."""
-    marked = re.compile(rf"(<!-- ({'|'.join(TABLES | TOGETHER)}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    marked = re.compile(r"(<!-- ([a-z-]+) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}\n{_markdown(m[3], studies, costs, m[2])}\n\n{m[4]}", text)
 
 
 def _markdown(named: str, studies: Results, costs: DataFrame, kind: str) -> str:
-    asked = {name: studies.get(name) for name in named.split()}
-    for name in (name for name, runs in asked.items() if runs is None):
+    if missing := [name for name in named.split() if name not in studies]:
         there = ", ".join(studies)
-        raise SystemExit(f"there are no results of a study named {name!r}; there are results of: {there}")
-    if kind in TABLES:
-        table = TABLES[kind](named, asked[named])
+        raise SystemExit(f"there are no results of a study named {missing[0]!r}; there are results of: {there}")
+    asked = {name: studies[name] for name in named.split()}
+    make = ALIASES.get(kind) or getattr(tables, kind)
+    if kind in OF_ONE:
+        table = make(named, asked[named])
         return f"{table.markdown()}\n\n{table.note}"
-    given = {"fixed": {"tuned": studies}, "timed": {"costs": costs}}.get(kind, {})
-    return TOGETHER[kind](asked, **given).markdown()
+    return make(asked, **{"fixed": {"tuned": studies}, "timed": {"costs": costs}}.get(kind, {})).markdown()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,17 +103,16 @@ def main(args: argparse.Namespace) -> None:
     """Write the page, or print a table."""
     folder, costs = args.results, read_costs(args.results / "cost.csv")
     found = {"small": read(folder / "small", folder / "tuned"), "paper": read(folder / "paper")}
-    if args.into:
-        args.into.write_text(filled(args.into.read_text(encoding="utf-8"), found[args.scale], costs), encoding="utf-8")
-        print(args.into)
-        return
     if args.markdown:
         kind = "progress" if names.kind(args.markdown) == "night" else "study"
         print(_markdown(args.markdown, found[args.scale], costs, kind))
         return
-    scales = {scale: results for scale, results in found.items() if results or scale == "small"}
-    changed = [] if folder == Path("experiments/results") else ["--results", str(folder)]
-    page = render(scales, shlex.join(["python", "-m", "experiments", "report", *changed]), costs)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page, encoding="utf-8")
-    print(args.out)
+    if args.into:
+        file, text = args.into, filled(args.into.read_text(encoding="utf-8"), found[args.scale], costs)
+    else:
+        scales = {scale: results for scale, results in found.items() if results or scale == "small"}
+        changed = [] if folder == Path("experiments/results") else ["--results", str(folder)]
+        file, text = args.out, render(scales, shlex.join(["python", "-m", "experiments", "report", *changed]), costs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(file)

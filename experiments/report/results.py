@@ -59,39 +59,20 @@ def rows_of(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     A test value is nan if it was not read, and inf if the run diverged.
     """
-
-    def tested(value: float | None) -> float:
-        return math.nan if value is None else value if math.isfinite(value) else math.inf
-
     config, curve = from_dict(line["config"]), [_epoch(point) for point in line["curve"]]
-    lower = config.dataset in LOWER
-    entries = asdict(config)
+    entries, lower = asdict(config), config.dataset in LOWER
     setting = [(k, v) for k, v in sorted(entries.items()) if k not in NOT_A_CHOICE and (v or k != "memory")]
-    tests = {"": line["test"]} | (line.get("test_averaged") or {})
-    ends = line.get("test_last") or {}
+    of_run = {name: entries[name] for name in ("optimizer", "epochs", "seed")}
+    of_run |= {"study": line["study"], "method": config.method, "setting": tuple(setting), "lower": lower}
+    of_run |= {"task": tuple((name, entries[name]) for name in TASK), "read": line["test"] is not None}
+    of_run |= {"eta": math.inf if config.lr == "auto" else float(config.lr), "config": config, "curve": curve}
+    tests = {"test": {"": line["test"]} | (line.get("test_averaged") or {}), "test_last": line.get("test_last") or {}}
     for decay in ("", *curve[-1]["val_averaged"]):
         values = [epoch["val_averaged"][decay] if decay else epoch["val"] for epoch in curve]
-        finite = [value for value in values if math.isfinite(value)]
-        yield {
-            "study": line["study"],
-            "task": tuple((name, entries[name]) for name in TASK),
-            "method": config.method,
-            "optimizer": config.optimizer,
-            "setting": tuple(setting),
-            "eta": math.inf if config.lr == "auto" else float(config.lr),
-            "epochs": config.epochs,
-            "seed": config.seed,
-            "decay": decay,
-            "lower": lower,
-            "val": (min if lower else max)(finite) if math.isfinite(values[-1]) else math.nan,
-            "values": values,  # by epoch
-            "last": values[-1],
-            "test": tested(tests.get(decay)),
-            "test_last": tested(ends.get(decay)),
-            "read": line["test"] is not None,
-            "config": config,
-            "curve": curve,
-        }
+        best = (min if lower else max)(filter(math.isfinite, values)) if math.isfinite(values[-1]) else math.nan
+        read = {name: found.get(decay) for name, found in tests.items()}
+        read = {k: math.nan if v is None else v if math.isfinite(v) else math.inf for k, v in read.items()}
+        yield of_run | read | {"decay": decay, "val": best, "values": values, "last": values[-1]}
 
 
 def _epoch(point: dict[str, Any]) -> dict[str, Any]:

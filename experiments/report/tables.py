@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame, Series, concat, read_csv
 
+from experiments.config import Config
 from experiments.report import names, results
-from experiments.report.results import Candidate, Results, best, candidates, choose, final, grid, spread, unit
+from experiments.report.results import WORDS, Candidate, Results, best, candidates, choose, final, grid, spread, unit
 
 OURS = ("dfw", "dfw-full", "multistep")
-SEEDS = "Mean ± sample standard deviation over the seeds."
 
 
 class Bold(str):
@@ -48,14 +49,32 @@ class Table:
         return "\n".join(lines)
 
 
-def embolden(rows: list[list[str]], column: int, lower: bool = False) -> None:
-    """Mark the best number of a column, as it is printed."""
-    printed = {k: row[column].split()[0] for k, row in enumerate(rows) if row[column][0].isdigit()}
-    numbers = {k: float(text.replace(",", "")) for k, text in printed.items()}
-    if len(numbers) > 1:
-        top = (min if lower else max)(numbers.values())
-        for k in (k for k, number in numbers.items() if number == top):
+def embolden(rows: list[list[str]], *columns: int, lower: bool = False) -> None:
+    """Mark the best number of each of these columns, as it is printed."""
+    for column in columns:
+        numbers = {
+            k: float(row[column].split()[0].replace(",", "")) for k, row in enumerate(rows) if row[column][0].isdigit()
+        }
+        top = (min if lower else max)(numbers.values(), default=None)
+        for k in (k for k, number in numbers.items() if number == top and len(numbers) > 1):
             rows[k][column] = Bold(rows[k][column])
+
+
+def titled(kind: str, rows: list[list[str]], *columns: str, **given: Any) -> Table:
+    """A table with the title, the header and the note of its kind, and ``columns`` after those of the header."""
+    title, header, note = (str(WORDS[part].get(kind, "")).format(**given) for part in ("titles", "headers", "notes"))
+    return Table(title, [*(head.strip() for head in header.split("|")), *columns], rows, note)
+
+
+def of_frame(kind: str, cells: DataFrame, **given: Any) -> Table:
+    """A row for each of the frame's, after its name; what is missing is a dash."""
+    return titled(kind, cells.fillna("—").reset_index().to_numpy().tolist(), *cells.columns, **given)
+
+
+def across(studies: Results, column: Callable[[DataFrame], Series], join: Any = "outer") -> DataFrame:
+    """A column for each study, with the cells or numbers that ``column`` finds in its runs, by the name of the row."""
+    columns = {names.study(name): column(runs) for name, runs in studies.items()}
+    return concat(columns, axis=1, join=join, sort=False) if columns else DataFrame()
 
 
 def _named(c: Candidate, pool: list[Candidate]) -> list[str]:
@@ -66,129 +85,95 @@ def _named(c: Candidate, pool: list[Candidate]) -> list[str]:
 
 def study(name: str, runs: DataFrame) -> Table:
     """The chosen setting of each method, and below it that of each method's averaged weights."""
-    value, lower = unit(runs), bool(runs.lower.iloc[0])
-    header = ["optimizer", "loss", "setting", f"validation ({value})", f"test ({value})", "seeds"]
-    table = Table(names.study(name), header)
-    lengths, others = set(), []
+    lower, lengths = bool(runs.lower.iloc[0]), set()
+    found: list[list[str]] = []
+    others = []
     for averaged in (False, True):
-        chosen, pool, rows = choose(runs, averaged), candidates(runs, averaged), []
-        for c in chosen:
+        pool, rows = candidates(runs, averaged), []
+        for c in choose(runs, averaged):
             rows.append([*_named(c, pool), spread(c.tested.val, lower), c.test(), str(len(c.tested))])
             lengths.add((int(grid(runs).epochs.iloc[0]), int(c.epochs)))
             if (other := results.preferred(c, runs)) is not None:
                 setting = f"{names.setting(other, pool)} ({other.validation})"
                 others.append(f"{names.method(c.method, averaged)}: {setting}")
-        for column in (3, 4):
-            embolden(rows, column, lower)
-        table.rows += [["Averaged weights"], *rows] if averaged and rows else rows
+        embolden(rows, 3, 4, lower=lower)
+        found += [["Averaged weights"], *rows] if averaged and rows else rows
     short = [f" of runs of {names.count(a, 'epoch')}, and run again for {b}" for a, b in sorted(lengths) if a < b]
-    table.note = f"Settings were chosen by the validation value of the best epoch{';'.join(short)}. {SEEDS}"
-    if others:
-        table.note += f" The grid alone would have preferred {'; '.join(others)}."
-    return table
+    preferred = f" The grid alone would have preferred {'; '.join(others)}." if others else ""
+    given = {"short": ";".join(short), "others": preferred}
+    return titled("study", found, name=names.study(name), unit=unit(runs), **given)
 
 
 def every_setting(name: str, runs: DataFrame) -> Table:
     """Everything that was tried in a study."""
-    header = ["optimizer", "loss", "setting", "epochs", f"validation ({unit(runs)})", "averaged", "seeds"]
-    note = "Averaged: validation of the averaged weights, at the best of its decays."
-    table = Table(f"{names.study(name)}: every setting", header, note=note)
-    pool, averages = candidates(runs), candidates(runs, averaged=True)
+    pool, averages, rows = candidates(runs), candidates(runs, averaged=True), []
     for c in pool:
         mine = [a for a in averages if a.key == c.key]
         averaged = f"{best(mine).validation} ({best(mine).decay})" if mine else "—"
-        table.rows.append([*_named(c, pool), str(c.epochs), c.validation, averaged, str(len(c.runs))])
-    return table
+        rows.append([*_named(c, pool), str(c.epochs), c.validation, averaged, str(len(c.runs))])
+    return titled("every_setting", rows, name=names.study(name), unit=unit(runs))
 
 
 def averages(name: str, runs: DataFrame) -> Table:
     """The last weights and every average of them, at every setting that was run to the end."""
-    length = runs.epochs.max()
+    length, rows = runs.epochs.max(), []
     runs = runs[runs.epochs == length]
-    forms = sorted(set(runs.decay) - {""}, key=Fraction)
-    table = Table(
-        f"{names.study(name)}: forms of the average",
-        ["optimizer", "setting", "not averaged", *forms, "statistics re-estimated"],
-        note=f"Validation ({unit(runs)}) of the best epoch of runs of {length} epochs. A number below 1 is the "
-        "average's decay; 1/4: it covers the last quarter of the steps so far. Statistics re-estimated: what "
-        "estimating the batch norm's statistics again after the last epoch adds to averaging them, the mean over the "
-        "averages.",
-    )
-    pool = candidates(runs)
+    forms, pool = sorted(set(runs.decay) - {""}, key=Fraction), candidates(runs)
     for c in pool:
         same = {a.decay: a.validation for a in candidates(runs, averaged=True) if a.key == c.key}
         ends = [curve[-1] for curve in c.runs.curve]
         added = Series([v - end["val_averaged"][k] for end in ends for k, v in end["val_averaged_fresh"].items()])
         anew = f"{added.mean():+.1f}".replace("-", "−") if len(added) else "—"
         optimizer, _, setting = _named(c, pool)
-        table.rows.append([optimizer, setting, c.validation, *(same.get(form, "—") for form in forms), anew])
-    return table
+        rows.append([optimizer, setting, c.validation, *(same.get(form, "—") for form in forms), anew])
+    given = {"name": names.study(name), "unit": unit(runs), "length": length}
+    return titled("averages", rows, *forms, "statistics re-estimated", **given)
 
 
 def beside(studies: Results) -> Table:
     """The mean test values of several studies, as trained and averaged, of the methods that all of them have."""
-    columns = [
-        {c.method: c.test(deviation=False) for c in choose(r, a)} for r in studies.values() for a in (False, True)
-    ]
-    table = Table("Side by side", ["", *(head for name in studies for head in (names.study(name), "averaged"))])
-    for method in columns[0]:
-        if all(method in column for column in columns[::2]):
-            table.rows.append([names.method(method), *(column.get(method, "—") for column in columns)])
-    for k in range(1, len(table.header)):
-        embolden(table.rows, k)
-    return table
+    pairs = [choose(runs, averaged) for runs in studies.values() for averaged in (False, True)]
+    columns = [{c.method: c.test(deviation=False) for c in chosen} for chosen in pairs]
+    wanted = [method for method in columns[0] if all(method in column for column in columns[::2])]
+    rows = [[names.method(method), *(column.get(method, "—") for column in columns)] for method in wanted]
+    embolden(rows, *range(1, len(columns) + 1))
+    return titled("beside", rows, *(head for name in studies for head in (names.study(name), "averaged")))
 
 
 def progress(name: str, runs: DataFrame) -> Table:
     """Where runs that take turns are, after the epochs that all of them have."""
-    epochs = min(map(len, runs.curve))
-    table = Table(names.study(name), ["", "epochs", "training loss", f"validation ({unit(runs)})", "the best so far"])
-    for averaged in (False, True):
-        for c in candidates(runs, averaged):
-            best, last = min if c.lower else max, c.curve[epochs - 1]
-            values = c.values[:epochs]
-            cells = [f"{epochs} of {c.epochs}", f"{last['train_loss']:.4f}", _cell(values[-1], c.lower)]
-            table.rows.append([names.recommended(c.config, averaged), *cells, _cell(best(values), c.lower)])
-    table.note = "The training loss is each method's own, over the last epoch."
-    return table
+    epochs, rows = min(map(len, runs.curve)), []
+    for c in (c for averaged in (False, True) for c in candidates(runs, averaged)):
+        values, loss = c.values[:epochs], c.curve[epochs - 1]["train_loss"]
+        cells = [_cell(value, c.lower) for value in (values[-1], (min if c.lower else max)(values))]
+        said = names.recommended(c.config, bool(c.decay))
+        rows.append([said, f"{epochs} of {c.epochs}", f"{loss:.4f}", *cells])
+    return titled("progress", rows, name=names.study(name), unit=unit(runs))
 
 
 # One setting for all tasks.
 
-VALUES = {
-    "test": "Test values, with the weights of the epoch that validation prefers",
-    "test_last": "Test values of the last epoch",
-    "val": "Validation of the best epoch",
-    "last": "Validation of the last epoch",
-}
 
-
-def fixed(studies: Results, tuned: Results | None = None, value: str = "test") -> Table:
+def fixed(studies: Results, tuned: Results | None = None, value: str = "test", kind: str = "fixed") -> Table:
     """One setting for all tasks: the mean value of each, its mean rank, and its worst distance to the best.
 
     A method's averaged weights are a row of their own; rows that lack a task are left out. The distance is relative:
     the errors of a task, or 100 minus its accuracy, over those of the best row. The last row is the best of the peers
-    in the ``tuned`` study of each task. ``value`` is one of VALUES: the best epoch, or the last.
+    in the ``tuned`` study of each task. ``value``: of the best epoch, "test" or "val", or the last, with "last".
     """
-    table = Table("One fixed setting for all tasks", ["", *map(names.study, studies), "mean rank", "worst"])
-    table.note = (
-        f"{VALUES[value]}; no setting tuned. Worst: the largest error relative to the best row's, over the tasks."
-    )
-    if not studies:
-        return table
-    lower = {name: bool(runs.lower.iloc[0]) for name, runs in studies.items()}
-    rows = list(_recommended(next(iter(studies.values())), value).index)
-    found = DataFrame({name: _recommended(runs, value) for name, runs in studies.items()}).reindex(rows).dropna()
-    errors = DataFrame({name: found[name] if lower[name] else (100 - found[name]).abs() for name in studies})
-    ranks, worst = errors.rank(method="min").mean(axis=1), (errors / errors.min()).fillna(1.0).max(axis=1)
-    for row in found.index:
-        cells = [_cell(found.loc[row, name], lower[name]) for name in studies]
-        table.rows.append([row, *cells, f"{ranks[row]:.1f}", f"{worst[row]:.2f}"])
-    for k, low in enumerate([*lower.values(), True, True], 1):
-        embolden(table.rows, k, low)
-    peers = {name: _preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies}
-    if table.rows and any(peers.values()):
-        cells = [_cell(peer.runs.test.mean(), lower[name]) if peer else "—" for name, peer in peers.items()]
+    found = across(studies, lambda runs: _recommended(runs, value), join="inner")
+    lower = [bool(runs.lower.iloc[0]) for runs in studies.values()]
+    columns = list(zip(found, lower, strict=True))
+    errors = DataFrame({name: found[name] if low else (100 - found[name]).abs() for name, low in columns})
+    shown = DataFrame({name: found[name].map(partial(_cell, lower=low)) for name, low in columns})
+    shown["mean rank"] = errors.rank(method="min").mean(axis=1).map("{:.1f}".format)
+    shown["worst"] = (errors / errors.min()).fillna(1.0).max(axis=1).map("{:.2f}".format)
+    table = of_frame(kind, shown, values=WORDS["values"][value])
+    for k, low in enumerate([*lower, True, True], 1):
+        embolden(table.rows, k, lower=low)
+    peers = [_preferred((tuned or {}).get(name.partition("-")[2]), ours=False) for name in studies]
+    if table.rows and any(peers):
+        cells = [_cell(peer.runs.test.mean(), low) if peer else "—" for peer, low in zip(peers, lower, strict=True)]
         table.rows.append(["*best peer, tuned on each task*", *cells, "—", "—"])
     return table
 
@@ -220,16 +205,12 @@ def timed(studies: Results, costs: DataFrame) -> Table:
     the epoch that is under way when the time is over the part that is done counts: the value is interpolated. A dash:
     it is the first epoch. A study without costs is left out.
     """
-    cut = {}
+    cut, ratio = {}, costs.set_index(["task", "setting"]).ratio
     for name, runs in studies.items():
-        ratios = costs[costs.task == name.partition("-")[2]].set_index("setting").ratio
-        if ratios.empty:
-            continue
-        cut[name] = runs.assign(val=[_until(run, ratios[names.recommended(run.config)]) for run in runs.itertuples()])
-    table = fixed(cut, value="val")
-    table.title = "One setting, equal time"
-    table.note = "Validation, no setting tuned. —: no epoch was finished in time."
-    return table
+        if (task := name.partition("-")[2]) in set(costs.task):
+            until = [_until(run, ratio[task, names.recommended(run.config)]) for run in runs.itertuples()]
+            cut[name] = runs.assign(val=until)
+    return fixed(cut, value="val", kind="timed")
 
 
 def _until(run: Any, ratio: float) -> float:
@@ -248,28 +229,19 @@ def ranks(studies: Results) -> Table:
     rows: dict[str, list[str]] = {}
     for name, *_, place, worst in best_first:
         rows.setdefault(name.removesuffix(names.AVERAGED), [name, str(place), str(worst)])
-    title = f"One setting for {names.count(len(studies), 'task')}"
-    return Table(title, ["", "mean rank", "worst error, relative to the best"], list(rows.values())[:6])
-
-
-def _by_task(title: str, head: str, studies: Results, column: Callable[[DataFrame, bool], Series]) -> Table:
-    """A column of cells for each study, with a row wherever one has a cell."""
-    columns = [column(runs, bool(runs.lower.iloc[0])) for runs in studies.values()]
-    cells = concat(columns, axis=1, sort=False).fillna("—")
-    return Table(title, [head, *map(names.study, studies)], cells.reset_index().to_numpy().tolist())
+    return titled("ranks", list(rows.values())[:6], tasks=names.count(len(studies), "task"))
 
 
 def factors(studies: Results) -> Table:
     """What each part of "nothing set" is worth: validation of the averaged weights, with one part changed at a time."""
 
-    def column(runs: DataFrame, lower: bool) -> Series:
+    def column(runs: DataFrame) -> Series:
+        lower = bool(runs.lower.iloc[0])
         groups = runs.groupby([_changed(run) for run in runs.itertuples()], sort=False)
-        found = groups.val.agg("min" if lower else "max").map(lambda value: _cell(value, lower))
+        found = groups.val.agg("min" if lower else "max").map(partial(_cell, lower=lower))
         return found[~found.index.str.contains(", ")]  # not two parts
 
-    table = _by_task("What each part is worth", "", studies, column)
-    table.note = "Validation of the best epoch, one seed, averaged weights; of several fixed η the best."
-    return table
+    return of_frame("factors", across(studies, column))
 
 
 def _changed(run: Any) -> str:
@@ -289,25 +261,23 @@ def _changed(run: Any) -> str:
 def decay(studies: Results) -> Table:
     """What weight decay adds to "nothing set": validation of the best epoch and, in brackets, of the last."""
 
-    def column(runs: DataFrame, lower: bool) -> Series:
-        shown = [f"{_cell(run.val, lower)} ({_cell(run.last, lower)})" for run in runs.itertuples()]
+    def column(runs: DataFrame) -> Series:
+        shown = [f"{_cell(run.val, run.lower)} ({_cell(run.last, run.lower)})" for run in runs.itertuples()]
         return Series(shown, [f"{config.weight_decay:g}" for config in runs.config])
 
-    table = _by_task("Weight decay", "weight decay", studies, column)
-    table.rows.sort(key=lambda row: float(row[0]))
-    return table
+    return of_frame("decay", across(studies, column).sort_index(key=lambda index: index.astype(float)))
 
 
 def gammas(studies: Results) -> Table:
     """The mean γ of the first and the last epoch, of our settings in the studies of :func:`fixed`."""
-    table = Table("γ at one fixed setting", ["", *map(names.study, studies)])
-    runs = results.plain(results.together(studies))
-    runs = runs[runs.optimizer.isin(OURS)]
-    for name, mine in runs.groupby([names.recommended(config) for config in runs.config], sort=False):
-        curves = [mine.curve[mine.study == study] for study in studies]
-        cells = [", ".join(f"{of.map(lambda c: c[k]['gamma']).mean():.2f}" for k in (0, -1)) for of in curves]  # noqa: B023
-        table.rows.append([name.removeprefix("proxsvm, diagonal, "), *cells])
-    return table
+
+    def column(runs: DataFrame) -> Series:
+        mine = results.plain(runs[runs.optimizer.isin(OURS)])
+        ends = DataFrame([[curve[0]["gamma"], curve[-1]["gamma"]] for curve in mine.curve])
+        said = [names.recommended(config).removeprefix("proxsvm, diagonal, ") for config in mine.config]
+        return ends.groupby(said, sort=False).mean().map("{:.2f}".format).agg(", ".join, axis=1)
+
+    return of_frame("gammas", across(studies, column))
 
 
 def tuned(studies: Results) -> Table:
@@ -315,22 +285,19 @@ def tuned(studies: Results) -> Table:
 
     Level: the test values differ by less than one standard error of their difference.
     """
-    table = Table("Everyone tuned", ["", "proxsvm", "its test value", "best peer", "its test value", "proxsvm is"])
+    rows = []
     for name, runs in studies.items():
-        pair = [_preferred(runs, ours) for ours in (True, False)]
-        if not all(pair):
+        pair = [c for c in (_preferred(runs, ours) for ours in (True, False)) if c is not None]
+        if len(pair) < 2:
             continue
         ours, peer = (c.runs.test.dropna() for c in pair)
         ahead = (peer.mean() - ours.mean()) * (1 if runs.lower.iloc[0] else -1)
         error = math.sqrt(sum((tests.var() if len(tests) > 1 else 0.0) / len(tests) for tests in (ours, peer)))
         verdict = "level" if abs(ahead) <= error else "first" if ahead > 0 else "behind"
         cells = [cell for c in pair for cell in (names.method(c.method, bool(c.decay)), c.test())]
-        table.rows.append([names.study(name), *cells, verdict])
-    if table.rows:
-        ahead_or_level = sum(row[-1] != "behind" for row in table.rows)
-        table.rows.append(["*first or level*", "", "", "", "", f"{ahead_or_level} of {len(table.rows)}"])
-    table.note = "Level: the test values differ by less than one standard error of their difference."
-    return table
+        rows.append([names.study(name), *cells, verdict])
+    level = f"{sum(row[-1] != 'behind' for row in rows)} of {len(rows)}"
+    return titled("tuned", [*rows, ["*first or level*", "", "", "", "", level]] if rows else [])
 
 
 def ablation(studies: Results) -> Table:
@@ -338,41 +305,34 @@ def ablation(studies: Results) -> Table:
 
     One row per task, loss, metric and η.
     """
-    heads = ["task", "loss", "metric, momentum", "η", "γ, last epoch", "γ exact", "γ ≡ 1", "3 steps"]
-    table = Table("Does γ matter?", [*heads, *(f"{head}, averaged" for head in heads[5:])])
+    rows = []
     for name, runs in studies.items():
         for _, group in runs.assign(key=runs.method.map(lambda m: m[1:])).groupby(["key", "setting"], sort=False):
             first, at = group.iloc[0], {(r.optimizer, bool(r.decay)): r for r in group.itertuples()}
             found = [at.get((kind, averaged)) for averaged in (False, True) for kind in OURS]
-            cells = [_cell(run.val, run.lower, infinite="∞") if run else "—" for run in found]
-            gamma = f"{found[0].curve[-1]['gamma']:.2f}" if found[0] else "—"
+            cells = [f"{found[0].curve[-1]['gamma']:.2f}" if found[0] else "—"]
+            cells += [_cell(run.val, run.lower, infinite="∞") if run else "—" for run in found]
             where = f"{first.method.metric or 'Euclidean'}, {first.config.momentum:g}"
-            table.rows.append(
-                [names.study(name), names.loss(first.method.loss), where, f"{first.eta:g}", gamma, *cells]
-            )
-    table.note = "Validation of the best epoch, one seed. A dash: not run; ∞: diverged."
-    return table
+            rows.append([names.study(name), names.loss(first.method.loss), where, f"{first.eta:g}", *cells])
+    return titled("ablation", rows)
 
 
 def structured(runs: DataFrame, measure: str) -> str:
     """The table of a structured task with every method tuned alike: the weights, their average, and the better one."""
-    head = ["loss", "trained by", "η", f"{measure}, test: last", "averaged", "chosen on held-out data"]
-    table = Table("Everyone tuned alike", head)
+    found = []
     for (method, _), rows in runs[runs.read].groupby(["method", "setting"], sort=False):
         last, average = rows[rows.decay == ""], rows[rows.decay != ""]
-        better = average.val.to_numpy() > last.val.to_numpy()
-        chosen = Series([a if use else b for use, a, b in zip(better, average.test, last.test, strict=True)])
+        chosen = last.test.mask(average.val.to_numpy() > last.val.to_numpy(), average.test.to_numpy())
         cells = [spread(tests, lower=False) for tests in (last.test, average.test, chosen)]
-        name = f"ProxOptimizer, {method.metric or 'Euclidean'}" if method.optimizer == "dfw" else None
-        name = name or names.OPTIMIZERS[method.optimizer]
-        table.rows.append([names.loss(method.loss), name, f"{rows.eta.iloc[0]:g}", *cells])
-    return table.markdown()
+        ours = f"ProxOptimizer, {method.metric or 'Euclidean'}"
+        name = ours if method.optimizer == "dfw" else names.OPTIMIZERS[method.optimizer]
+        found.append([names.loss(method.loss), name, f"{rows.eta.iloc[0]:g}", *cells])
+    return titled("structured", found, unit=measure).markdown()
 
 
 # The paper's tables.
 
 KEYS = ["dataset", "augment", "optimizer", "loss", "weight_decay", "lr", "batch"]
-TITLES = {1: "CIFAR without data augmentation", 2: "CIFAR with data augmentation", 3: "SNLI"}
 
 
 def published(scales: dict[str, Results]) -> list[Table]:
@@ -382,22 +342,20 @@ def published(scales: dict[str, Results]) -> list[Table]:
     """
     paper = read_csv(Path(__file__).parents[1] / "published.csv", comment="#")
     for scale, studies in scales.items():
-        chosen, tried = _obtained(studies)
-        cells = [_cell_of(row, chosen if row["table"] < 4 else tried) for row in paper.to_dict("records")]
-        paper[f"obtained, {scale} scale"] = cells
+        paper[f"obtained, {scale} scale"] = paper.apply(_cell_of, axis=1, found=_obtained(studies))
     shown = paper.rename(columns={"dataset": "data", "model": "network", "accuracy": "published", **names.FIELDS})
     shown = shown.replace({"data": names.STUDIES, "network": names.STUDIES, "optimizer": names.OPTIMIZERS})
     made = []
     for number, rows in shown.replace({"loss": names.LOSSES}).groupby("table"):
         rows = rows.drop(columns=["table", "augment"]).dropna(axis=1, how="all")
-        title = TITLES.get(number, f"{rows.optimizer.iloc[0]}, {rows.network.iloc[0]}")
+        title = WORDS["titles"].get(str(number), f"{rows.optimizer.iloc[0]}, {rows.network.iloc[0]}")
         cells = [[f"{cell:g}" if isinstance(cell, float) else cell for cell in row] for row in rows.values.tolist()]
         note = f"{'Test' if number < 4 else 'Validation'} accuracy, %."
         made.append(Table(f"Table {number}: {title}", list(rows), cells, note))
     return made
 
 
-def _obtained(studies: Results) -> tuple[dict[Any, str], dict[Any, str]]:
+def _obtained(studies: Results) -> tuple[dict[Config, str], dict[Config, str]]:
     """The cells of the chosen and of all tried settings of the paper's methods: only SGD has a schedule there."""
     chosen, tried = {}, {}
     for runs in (runs for name, runs in studies.items() if name.split("-")[0] in ("cifar10", "cifar100", "snli")):
@@ -407,10 +365,10 @@ def _obtained(studies: Results) -> tuple[dict[Any, str], dict[Any, str]]:
     return chosen, tried
 
 
-def _cell_of(row: dict[str, Any], found: dict[Any, str]) -> str:
+def _cell_of(row: Series, found: tuple[dict[Config, str], dict[Config, str]]) -> str:
     """What was obtained at the setting of a published row, by a network of the same family."""
-    setting = {key: row[key] for key in KEYS if row[key] == row[key]}  # not nan
-    for config, cell in found.items():
-        if config.model.startswith(row["model"]) and all(getattr(config, k) == v for k, v in setting.items()):
+    setting = row[KEYS].dropna()
+    for config, cell in found[row.table > 3].items():
+        if config.model.startswith(row.model) and all(getattr(config, k) == v for k, v in setting.items()):
             return cell
     return "—"

@@ -1,7 +1,4 @@
-"""What γ contributes on the structured tasks: ``python -m experiments sweep ablation-TASK``, by its older name.
-
-python -m experiments.structured.ablation ocr-large --data DIR      # chunking, camvid
-"""
+"""``sweep ablation-TASK`` by its older name: python -m experiments.structured.ablation ocr-large --data DIR."""
 
 from experiments.sweep import alias
 

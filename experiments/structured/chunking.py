@@ -23,10 +23,6 @@ from experiments.task import Task, need, similar
 from proxsvm._extras import load
 from proxsvm.losses import ChainCRF, ChainHinge
 
-HOW = (
-    "CoNLL-2000 is conll2000/train.txt and conll2000/test.txt, lines of 'word POS chunk', from "
-    "https://www.clips.uantwerpen.be/conll2000/chunking/."
-)
 Encoded = list[tuple[Tensor, ...]]
 WIDTH = 100  # of the LSTM, in each direction
 
@@ -39,7 +35,7 @@ class Sentence(NamedTuple):
 
 def read(path: Path) -> list[Sentence]:
     """The sentences of a file in the official format: one word per line, an empty line between sentences."""
-    blocks = need(path, HOW).read_text(encoding="utf-8").split("\n\n")
+    blocks = need(path, "chunking").read_text(encoding="utf-8").split("\n\n")
     rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
     return [Sentence(*(list(column) for column in zip(*block, strict=True))) for block in rows if block]
 
@@ -84,11 +80,6 @@ def take(encoded: Encoded, index: Iterable[int], _: object = None, inputs: int =
     columns = [pad_sequence(list(column), batch_first=True) for column in zip(*chosen, strict=True)]
     lengths = torch.tensor([len(sentence[-1]) for sentence in chosen])
     return (*columns[:inputs], lengths), (*columns[inputs:], lengths)
-
-
-def batches(encoded: Encoded) -> Callable[[int, torch.Generator], Sequence[Tensor]]:
-    lengths = torch.tensor([len(sentence[0]) for sentence in encoded])
-    return lambda _, generator: similar(lengths, 32, generator, pool=20)
 
 
 class Words(nn.Module):
@@ -140,23 +131,27 @@ def chunk_f1(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]], chunks: list[
     return f1(truth, found)
 
 
+def words_task(
+    parts: Iterable[Iterable[Any]], encode: Callable[[Any], tuple[Tensor, ...]], evaluated: int = 128, **options: Any
+) -> Task:
+    """Training, validation and test sentences in batches of similar length."""
+    train, val, test = ([encode(sentence) for sentence in part] for part in parts)
+    lengths = torch.tensor([len(sentence[0]) for sentence in train])
+    batches = lambda _, generator: similar(lengths, 32, generator, pool=20)  # noqa: E731
+    return Task(train, val, test, take=take, batches=batches, evaluated=evaluated, **options)
+
+
 def task(folder: Path) -> Task:
     split = splits(folder)
     vocabulary = Vocabulary(s[:2] for s in split["train"])
     chunks = sorted({chunk for s in split["train"] for chunk in s.chunks})
     at = {chunk: i for i, chunk in enumerate(chunks)}
-    train, val, test = (
-        [(*vocabulary.encode(*s[:2]), torch.tensor([at.get(chunk, 0) for chunk in s.chunks])) for s in part]
-        for part in split.values()
-    )
-    return Task(
-        *(train, val, test),
+    return words_task(
+        split.values(),
+        lambda s: (*vocabulary.encode(*s[:2]), torch.tensor([at.get(chunk, 0) for chunk in s.chunks])),
         network=partial(Tagger, vocabulary, len(chunks)),
-        take=take,
-        batches=batches(train),
         losses={"likelihood": ChainCRF, "hinge": partial(ChainHinge, smooth=True)},
         judge=lambda outputs, _: chunk_f1(outputs, chunks),
-        evaluated=128,
     )
 
 

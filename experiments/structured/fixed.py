@@ -1,7 +1,4 @@
-"""The structured tasks at one setting for all tasks: ``python -m experiments sweep fixed-TASK``, by its older name.
-
-python -m experiments.structured.fixed ocr-large --data DIR      # chunking, camvid
-"""
+"""``sweep fixed-TASK`` by its older name: python -m experiments.structured.fixed ocr-large --data DIR."""
 
 from experiments.sweep import alias
 

@@ -9,7 +9,7 @@ the best matching. Folds 2-9 are for training, fold 1 chooses the epoch, fold 0 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured import chunking, ocr
-from experiments.task import Task, indices
+from experiments.task import Task, indices, seen, within
 from proxsvm.losses import CrossEntropy, StructuredHinge
 from proxsvm.structures import Matching
 
 Letters = chunking.Encoded  # pixels [n, 128] and ranks [n] of each word
 
 
-def shuffled(words: ocr.Words, generator: torch.Generator) -> Letters:
+def shuffled(words: Sequence[Tensor], generator: torch.Generator) -> Letters:
     """The different letters of every word in random order; words of one letter are left out."""
     found = []
-    for x, labels, length in zip(words.x, words.labels, words.lengths, strict=True):
+    for x, labels, length in zip(*words, strict=True):
         at = {int(labels[t]): t for t in torch.randperm(int(length), generator=generator)}
         letters = torch.tensor(list(at))
         if len(at) > 1:
@@ -51,20 +51,16 @@ class Ranker(nn.Module):
 
     def forward(self, pixels: Tensor, sizes: Tensor) -> Tensor:
         B, n, _ = pixels.shape
-        real = (torch.arange(n) < sizes[:, None])[..., None]
-        x = self.letter(pixels.reshape(-1, 1, 16, 8)).view(B, n, -1) * real
+        x = self.letter(pixels.reshape(-1, 1, 16, 8)).view(B, n, -1) * within(sizes, n)[..., None]
         word = torch.cat([x.sum(1) / sizes[:, None], sizes[:, None] / n], 1)
         return self.rank(torch.cat([x, word[:, None].expand(-1, n, -1)], 2))[..., :n]
 
 
-class RankByRank(CrossEntropy):
+def rank_by_rank(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Every letter chooses its rank alone."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        ranks, sizes = target
-        real = torch.arange(scores.shape[1]) < sizes[:, :1]
-        u = scores.masked_fill(~real[:, None], -torch.inf)
-        return super().prepare(u[real], ranks[real])
+    ranks, sizes = target
+    real = within(sizes[:, 0], scores.shape[1])
+    return scores.masked_fill(~real[:, None], -torch.inf)[real], ranks[real]
 
 
 @torch.no_grad()
@@ -72,7 +68,7 @@ def in_order(outputs: Iterable[tuple[Tensor, tuple[Tensor, Tensor]]], _: str) ->
     """Letters at their rank and words in order, in percent."""
     right, exact = [], []
     for scores, (ranks, sizes) in outputs:
-        real = torch.arange(scores.shape[1]) < sizes[:, :1]
+        real = within(sizes[:, 0], scores.shape[1])
         same = StructuredHinge(Matching()).decode(scores, sizes=sizes) == ranks
         right.append(same[real])
         exact.append((same | ~real).all(1))
@@ -88,7 +84,7 @@ def task(folder: Path) -> Task:
         network=lambda: Ranker(max(len(y) for _, y in train + val + test)),
         take=take,
         batches=lambda _, generator: indices(len(train), 32, generator),
-        losses={"ce": RankByRank, "hinge": lambda: StructuredHinge(Matching())},
+        losses={"ce": seen(CrossEntropy, rank_by_rank), "hinge": lambda: StructuredHinge(Matching())},
         judge=in_order,
     )
 

@@ -13,55 +13,39 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pandas import read_csv
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import TensorDataset
 
-from experiments.task import Samples, Task, indices, need
+from experiments.task import Task, indices, need, seen, within
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW
 from proxsvm.verification import verify
 
 K = 26
-HOW = "OCR letters is letter.data, from https://ai.stanford.edu/~btaskar/ocr/ (unpack letter.data.gz)."
 
 
-@dataclass(frozen=True)
-class Words(Samples):
-    """N words, padded: pixels and a constant ``[N, T, 129]``, labels ``[N, T]``, lengths ``[N]``."""
+def load(path: Path) -> tuple[TensorDataset, Tensor]:
+    """All words of ``letter.data`` and their folds.
 
-    x: Tensor
-    labels: Tensor
-    lengths: Tensor
-
-    def __getitem__(self, at: Any) -> Words:
-        return Words(self.x[at], self.labels[at], self.lengths[at])
-
-
-def load(path: Path) -> tuple[Words, Tensor]:
-    """All words of ``letter.data`` and their folds."""
-    words: list[list[list[str]]] = [[]]
-    for line in need(path, HOW).read_text().splitlines():
-        fields = line.split()
-        words[-1].append(fields)
-        if fields[2] == "-1":  # no next letter
-            words.append([])
-    words = [w for w in words if w]
-    N, T = len(words), max(len(w) for w in words)
-    x, labels = np.zeros((N, T, 129), dtype=np.float32), np.zeros((N, T), dtype=np.int64)
-    for i, word in enumerate(words):
-        for t, fields in enumerate(word):
-            x[i, t, :128] = np.array(fields[6:134], dtype=np.float32)
-            x[i, t, 128] = 1
-            labels[i, t] = ord(fields[1]) - ord("a")
-    lengths = torch.tensor([len(w) for w in words])
-    return Words(torch.from_numpy(x), torch.from_numpy(labels), lengths), torch.tensor([int(w[0][5]) for w in words])
+    Padded: pixels and a constant ``[N, T, 129]``, labels ``[N, T]``, lengths ``[N]``.
+    """
+    rows = read_csv(need(path, "ocr"), sep="\t", header=None, usecols=range(134), na_filter=False)
+    ends = np.flatnonzero(rows[2] == -1) + 1  # no next letter
+    lengths = torch.tensor(np.diff(ends, prepend=0))
+    pixels = F.pad(torch.tensor(rows.loc[:, 6:].to_numpy(np.float32)), (0, 1), value=1.0)
+    labels = torch.tensor(rows[1].map(ord).to_numpy()) - ord("a")
+    padded = (pad_sequence(list(column.split(lengths.tolist())), batch_first=True) for column in (pixels, labels))
+    return TensorDataset(*padded, lengths), torch.tensor(rows[5].to_numpy()[ends - 1])
 
 
 class Linear(nn.Module):
@@ -95,24 +79,21 @@ class ConvNet(nn.Module):
         return self.unary(images).view(*x.shape[:2], K), self.A
 
 
-class Letters(MultiClassHinge):
-    """The multi-class hinge on single letters: the pairwise scores are not used, and stay zero."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        (unary, _), (labels, lengths) = scores, target
-        real = torch.arange(labels.shape[1]) < lengths[:, None]
-        return super().prepare(unary[real], labels[real])
+def letters(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Single letters: the pairwise scores are not used, and stay zero."""
+    (unary, _), (labels, lengths) = scores, target
+    real = within(lengths, labels.shape[1])
+    return unary[real], labels[real]
 
 
 @torch.no_grad()
 def letters_right(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]]) -> float:
     """The fraction of right letters, in percent, of scores and targets."""
-    right = total = 0
-    for scores, (labels, lengths) in outputs:
-        real = torch.arange(labels.shape[1]) < lengths[:, None]
-        right += int(((ChainHinge().decode(scores, lengths=lengths) == labels) & real).sum())
-        total += int(real.sum())
-    return 100 * right / total
+    same = [
+        (ChainHinge().decode(scores, lengths=lengths) == labels)[within(lengths, labels.shape[1])]
+        for scores, (labels, lengths) in outputs
+    ]
+    return 100 * int(torch.cat(same).sum()) / len(torch.cat(same))
 
 
 def task(protocol: str, model: str, folder: Path) -> Task:
@@ -125,26 +106,26 @@ def task(protocol: str, model: str, folder: Path) -> Task:
     order = inside.nonzero()[:, 0]
     order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(0))]
     held = len(order) // 5
-    train = words[order if model else order[held:]]
+    train, val, test = order if model else order[held:], order[:held], ~inside
     return Task(
-        *(train, words[order[:held]], words[~inside]),
+        *(TensorDataset(*words[part]) for part in (train, val, test)),
         network=ConvNet if model == "conv" else Linear,
-        take=lambda split, index, _: ((split.x[index],), (split.labels[index], split.lengths[index])),
         batches=lambda _, generator: indices(len(train), 32, generator),
-        losses={"likelihood": ChainCRF} | {k: partial(f, smooth=True) for k, f in HINGES.items()},
+        losses={
+            "likelihood": ChainCRF,
+            "hinge": partial(ChainHinge, smooth=True),
+            "letters-hinge": partial(seen(MultiClassHinge, letters), smooth=True),
+        },
         judge=lambda outputs, _: letters_right(outputs),
     )
 
 
-HINGES = {"hinge": ChainHinge, "letters-hinge": Letters}
-
-
-def verify_word(words: Words, length: int) -> None:
+def verify_word(words: TensorDataset, length: int) -> None:
     """A step on a real word, from zero weights, against the exact QP over its flow polytope."""
-    word = words[(words.lengths == length).nonzero()[0]]
-    x = word.x[:, :length].double()
+    pixels, labels, _ = words[(words.tensors[2] == length).nonzero()[0]]
+    x = pixels[:, :length].double()
     W, A = (torch.zeros(s, dtype=torch.double, requires_grad=True) for s in ((129, K), (K, K)))
-    problem = ProxProblem.from_scores(ChainHinge(), (x @ W, A), word.labels[:, :length], [W, A], lr=0.05)
+    problem = ProxProblem.from_scores(ChainHinge(), (x @ W, A), labels[:, :length], [W, A], lr=0.05)
     began = time.perf_counter()
     print(f"a word of {length} letters: {K}^{length} labellings\n{verify(problem, MultiStepFW(max_steps=300))}")
     print(f"{time.perf_counter() - began:.1f} seconds")

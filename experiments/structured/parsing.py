@@ -17,15 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from experiments.structured.chunking import Vocabulary, Words, batches, indexed, take
-from experiments.task import Task, need
+from experiments.structured.chunking import Vocabulary, Words, indexed, words_task
+from experiments.task import Task, need, seen, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
 
-HOW = (
-    "UD English EWT is UD_English-EWT/en_ewt-ud-{train,dev,test}.conllu, from "
-    "https://github.com/UniversalDependencies/UD_English-EWT."
-)
 LONGEST, TRAIN, HELD = 25, 3_000, 500
 ROOT = "<root>"
 
@@ -46,16 +42,12 @@ class Sentence(NamedTuple):
 def read(path: Path) -> list[Sentence]:
     """The sentences of a CoNLL-U file; multi-word tokens and empty nodes (1-2, 1.1) are left out."""
     found = []
-    for block in need(path, HOW).read_text(encoding="utf-8").strip().split("\n\n"):
+    for block in need(path, "parsing").read_text(encoding="utf-8").strip().split("\n\n"):
         rows = [line.split("\t") for line in block.splitlines() if line[:1] != "#"]
         columns = list(zip(*(row for row in rows if row[0].isdigit()), strict=True))
         relations = [relation.partition(":")[0] for relation in columns[7]]
         found.append(Sentence(list(columns[1]), list(columns[3]), list(map(int, columns[6])), relations))
     return found
-
-
-def by_length(sentence: Sentence) -> int:
-    return len(sentence.words)
 
 
 def splits(folder: Path) -> dict[str, list[Sentence]]:
@@ -91,21 +83,19 @@ def with_one(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
-class HeadByHead(CrossEntropy):
-    """The usual loss: every word chooses its head and relation alone, whether or not the arcs are a tree."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        heads, relations, lengths = target
-        _, N, _, R = scores.shape
-        node = torch.arange(N)
-        allowed = (node[:, None] <= lengths[:, None, None]) & (node[:, None] != node[1:])  # [B, head, word]
-        u = scores[:, :, 1:].masked_fill(~allowed[..., None], -torch.inf).transpose(1, 2).flatten(2)
-        real = node[1:] <= lengths[:, None]
-        return super().prepare(u[real], (heads * R + relations)[real])
+def head_by_head(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """As usual: every word chooses its head and relation alone, whether or not the arcs are a tree."""
+    heads, relations, lengths = target
+    _, N, _, R = scores.shape
+    node = torch.arange(N)
+    allowed = (node[:, None] <= lengths[:, None, None]) & (node[:, None] != node[1:])  # [B, head, word]
+    u = scores[:, :, 1:].masked_fill(~allowed[..., None], -torch.inf).transpose(1, 2).flatten(2)
+    real = within(lengths, N - 1)
+    return u[real], (heads * R + relations)[real]
 
 
 LOSSES = {
-    "ce": HeadByHead,
+    "ce": seen(CrossEntropy, head_by_head),
     "spanning-likelihood": lambda: CRF(SpanningTree()),
     "spanning-hinge": lambda: StructuredHinge(SpanningTree(), smooth=True),
     "projective-likelihood": lambda: CRF(ProjectiveTree()),
@@ -125,7 +115,7 @@ def attachment(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], loss: str) 
     counts = torch.zeros(5, dtype=torch.long)
     for scores, (heads, relations, lengths) in outputs:
         found, kinds = structure.decode(scores, lengths=lengths)
-        real = torch.arange(heads.shape[1]) < lengths[:, None]
+        real = within(lengths, heads.shape[1])
         arc = (found == heads) & real
         both = arc & (kinds == relations)
         exact = (both | ~real).all(1)
@@ -144,16 +134,9 @@ def task(folder: Path) -> Task:
         relations = torch.tensor([index.get(r, 0) for r in s.relations])
         return *vocabulary.encode(*s[:2]), torch.tensor(s.heads), relations
 
-    train, val, test = ([encode(s) for s in sorted(part, key=by_length)] for part in split.values())
-    return Task(
-        *(train, val, test),
-        network=partial(Parser, vocabulary, len(index) + 1),
-        take=take,
-        batches=batches(train),
-        losses=LOSSES,
-        judge=attachment,
-        evaluated=64,
-    )
+    parts = [sorted(part, key=lambda s: len(s.words)) for part in split.values()]
+    network = partial(Parser, vocabulary, len(index) + 1)
+    return words_task(parts, encode, evaluated=64, network=network, losses=LOSSES, judge=attachment)
 
 
 if __name__ == "__main__":

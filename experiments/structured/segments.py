@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.structured.chunking import Sentence, Vocabulary, Words, batches, f1, splits, take
+from experiments.structured.chunking import Sentence, Vocabulary, Words, f1, splits, words_task
 from experiments.task import Task
 from proxsvm.losses import CRF, StructuredHinge
 from proxsvm.structures import Segments
@@ -25,7 +25,7 @@ LONGEST = 15
 OUTSIDE = "O"
 
 
-def encode(sentence: Sentence, vocabulary: Vocabulary, kinds: list[str]) -> tuple[Tensor, ...]:
+def encode(vocabulary: Vocabulary, kinds: list[str], sentence: Sentence) -> tuple[Tensor, ...]:
     """Words, suffixes and POS tags; the kind of every word, and whether a segment ends there."""
     labels = torch.tensor([kinds.index(chunk[2:] or OUTSIDE) for chunk in sentence.chunks])
     ends = torch.tensor([int(chunk[0] != "I") for chunk in (*sentence.chunks[1:], OUTSIDE)])
@@ -70,15 +70,12 @@ def task(folder: Path) -> Task:
     split = splits(folder)
     vocabulary = Vocabulary(s[:2] for s in split["train"])
     kinds = sorted({chunk[2:] or OUTSIDE for s in split["train"] for chunk in s.chunks})
-    train, val, test = ([encode(s, vocabulary, kinds) for s in part] for part in split.values())
-    return Task(
-        *(train, val, test),
+    return words_task(
+        split.values(),
+        partial(encode, vocabulary, kinds),
         network=partial(Chunker, vocabulary, len(kinds)),
-        take=take,
-        batches=batches(train),
         losses={"likelihood": lambda: CRF(Segments()), "hinge": lambda: StructuredHinge(Segments(), smooth=True)},
         judge=lambda outputs, _: chunk_f1(outputs, kinds),
-        evaluated=128,
     )
 
 

@@ -10,37 +10,26 @@ training sentences choose the epoch and η. Results: experiments/results/small/f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.structured.chunking import Sentence, Vocabulary, splits
-from experiments.task import Samples, Task
+from experiments.structured.chunking import Encoded, Sentence, Vocabulary, splits
+from experiments.task import Task, seen
 from proxsvm._extras import load
 from proxsvm.losses import AveragePrecisionHinge, BinaryCrossEntropy, MultiLabelHinge
 
 RARE, COMMON = 0.01, 0.95
 
 
-@dataclass(frozen=True)
-class Labelled(Samples):
-    """The words and suffixes of each sentence, and the kinds of its chunks, ``[N, L]`` of 0 and 1."""
-
-    words: list[Tensor]
-    suffixes: list[Tensor]
-    y: Tensor
-
-    def take(self, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
-        """All words and suffixes of some sentences, and where each sentence starts; its kinds."""
-        at = index.tolist()
-        starts = torch.tensor([0, *(len(self.words[i]) for i in at)]).cumsum(0)[:-1]
-        bags = (torch.cat([of[i] for i in at]) for of in (self.words, self.suffixes))
-        return (*bags, starts), self.y[index]
+def take(encoded: Encoded, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
+    """All words and suffixes of some sentences, and where each sentence starts; its kinds."""
+    words, suffixes, y = zip(*(encoded[i] for i in index), strict=True)
+    starts = torch.tensor([0, *map(len, words)]).cumsum(0)[:-1]
+    return (torch.cat(words), torch.cat(suffixes), starts), torch.stack(y)
 
 
 def kinds(sentences: list[Sentence]) -> list[str]:
@@ -50,10 +39,10 @@ def kinds(sentences: list[Sentence]) -> list[str]:
     return [k for k, often in share.items() if RARE <= often <= COMMON]
 
 
-def labelled(sentences: list[Sentence], vocabulary: Vocabulary, wanted: list[str]) -> Labelled:
-    words, suffixes, _ = zip(*(vocabulary.encode(*s[:2]) for s in sentences), strict=True)
-    y = torch.tensor([[int(any(c[2:] == k for c in s.chunks)) for k in wanted] for s in sentences])
-    return Labelled(list(words), list(suffixes), y)
+def labelled(sentence: Sentence, vocabulary: Vocabulary, wanted: list[str]) -> tuple[Tensor, ...]:
+    """Its words and suffixes, and which kinds of chunks it has, ``[L]`` of 0 and 1."""
+    words, suffixes, _ = vocabulary.encode(*sentence[:2])
+    return words, suffixes, torch.tensor([int(any(c[2:] == k for c in sentence.chunks)) for k in wanted])
 
 
 class Bag(nn.Module):
@@ -69,13 +58,6 @@ class Bag(nn.Module):
         return self.head(torch.cat([self.words(words, starts), self.suffixes(suffixes, starts)], 1))
 
 
-class RankedSentences(AveragePrecisionHinge):
-    """Scores ``[n, L]``: for each kind the sentences of the batch are ranked."""
-
-    def prepare(self, scores: Any, target: Any) -> Any:
-        return super().prepare(scores.T, target.T)
-
-
 @torch.no_grad()
 def mean_average_precision(outputs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The mean over the kinds of the average precision of their ranking of all sentences, in percent."""
@@ -88,15 +70,15 @@ def mean_average_precision(outputs: Iterable[tuple[Tensor, Tensor]]) -> float:
 def task(folder: Path) -> Task:
     split = splits(folder)
     vocabulary, wanted = Vocabulary(s[:2] for s in split["train"]), kinds(split["train"])
-    train, val, test = (labelled(found, vocabulary, wanted) for found in split.values())
     return Task(
-        *(train, val, test),
+        *([labelled(s, vocabulary, wanted) for s in part] for part in split.values()),
         network=partial(Bag, vocabulary, len(wanted)),
-        take=Labelled.take,
+        take=take,
         losses={
             "ce": BinaryCrossEntropy,
             "hinge": partial(MultiLabelHinge, smooth=True),
-            "average-precision-hinge": RankedSentences,
+            # scores [n, L]: for each kind the sentences of the batch are ranked
+            "average-precision-hinge": seen(AveragePrecisionHinge, lambda scores, target: (scores.T, target.T)),
         },
         judge=lambda outputs, _: mean_average_precision(outputs),
     )

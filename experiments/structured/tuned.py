@@ -1,7 +1,4 @@
-"""The structured tasks with every method tuned alike: ``sweep TASK --scale tuned``, by its older name.
-
-python -m experiments.structured.tuned ocr-small --data DIR      # ocr-large, chunking, camvid
-"""
+"""``sweep TASK --scale tuned`` by its older name: python -m experiments.structured.tuned ocr-large --data DIR."""
 
 from experiments.sweep import alias
 

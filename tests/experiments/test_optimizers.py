@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import lm, models, optimizers, peers, tabular
+from experiments import lm, models, optimizers, tabular
 from experiments.config import Config
-from experiments.optimizers import OPTIMIZERS, Schedule, criterion_of, recipe_of
-from experiments.peers import BPGrad, DoG, Muon
+from experiments.optimizers import OPTIMIZERS, BPGrad, DoG, Muon, Schedule, criterion_of, recipe_of
 from experiments.report import names, results, tables
 from experiments.train import average
 
@@ -53,9 +52,6 @@ def test_dog_is_its_formula():
         distance, squares = max(distance, float(plain.norm())), squares + float(g.norm()) ** 2
         plain = plain - distance / math.sqrt(squares + 1e-8) * g
     torch.testing.assert_close(w.detach(), plain)
-    again = DoG([w])
-    again.load_state_dict(optimizer.state_dict())
-    assert again.state[w]["distance"] == optimizer.state[w]["distance"]
 
 
 def test_muon_trains_hidden_matrices_and_adamw_the_rest():
@@ -118,9 +114,6 @@ def rates(schedule, epochs, steps=1):
             made.before_step((epoch + (step + 0.5) / steps) / epochs)
             found.append(optimizer.param_groups[0]["lr"])
         made.after_epoch(float(min(epoch, 1)))
-    again = Schedule(Config(schedule=schedule), optimizer)
-    again.load_state_dict(made.state_dict())
-    assert (again.best, again.factor) == (made.best, made.factor)
     return found
 
 
@@ -162,6 +155,6 @@ def test_the_average_is_what_it_says():
 
 
 def test_the_examples_in_the_docstrings_hold():
-    for module in (peers, optimizers, lm, tabular, models, names, results, tables):
+    for module in (optimizers, lm, tabular, models, names, results, tables):
         found = doctest.testmod(module)
         assert found.attempted > 0 == found.failed, module

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from experiments import snli
 from experiments.models import SentencePairBiLSTM
@@ -32,22 +33,23 @@ def write(folder, pairs=PAIRS, words=WORDS, glove="glove.6B.100d.txt"):
 def test_the_loader_reads_official_files(tmp_path):
     train, val, test, vectors = snli.load(write(tmp_path), None, seed=0)
     assert [len(split) for split in (train, val, test)] == [3, 3, 3]  # the pair without a gold label is gone
-    assert train.y.tolist() == [1, 0, 2]
+    first, first_lengths, second, _, y = train.tensors
+    assert y.tolist() == [1, 0, 2]
     assert vectors.dtype == torch.float32
     assert len(vectors) == 2 + 13  # padding, unknown, and the words that occur and are known
     assert torch.equal(vectors[snli.PADDING], torch.zeros(3))
     torch.testing.assert_close(vectors[snli.UNKNOWN], vectors[2:].mean(0))
-    assert train.first_lengths.tolist() == [6, 3, 3]
+    assert first_lengths.tolist() == [6, 3, 3]
     words = ["a", "dog", "does", "n't", "swim", "."]
-    torch.testing.assert_close(vectors[train.first[0]], torch.tensor([vector(WORDS.index(w)) for w in words]))
-    assert train.first[1, 3:].tolist() == [snli.PADDING] * 3
-    assert train.second[2, 1] == snli.UNKNOWN
+    torch.testing.assert_close(vectors[first[0]], torch.tensor([vector(WORDS.index(w)) for w in words]))
+    assert first[1, 3:].tolist() == [snli.PADDING] * 3
+    assert second[2, 1] == snli.UNKNOWN
 
 
 def test_a_sample_is_drawn_by_the_seed(tmp_path):
     folder = write(tmp_path, pairs=[(" ".join(["dog"] * k), "talk", "neutral") for k in range(1, 21)])
-    draw = {seed: snli.load(folder, 8, seed)[0].first_lengths.tolist() for seed in (0, 1)}
-    assert snli.load(folder, 8, 0)[0].first_lengths.tolist() == draw[0] != draw[1]
+    draw = {seed: snli.load(folder, 8, seed)[0].tensors[1].tolist() for seed in (0, 1)}
+    assert snli.load(folder, 8, 0)[0].tensors[1].tolist() == draw[0] != draw[1]
     assert len(set(draw[0])) == 8
     assert len(snli.load(folder, 8, 0)[1]) == 20  # the validation set is the whole dev set
 
@@ -86,18 +88,18 @@ def test_missing_and_broken_files_are_named(tmp_path, name, broken, match):
 def random_pairs(n=300):
     lengths = torch.randint(1, 30, (2, n))
     words = torch.randint(1, 50, (2, n, 29)) * (torch.arange(29) < lengths[:, :, None])
-    return snli.Pairs(words[0], lengths[0], words[1], lengths[1], torch.randint(3, (n,)))
+    return TensorDataset(words[0], lengths[0], words[1], lengths[1], torch.randint(3, (n,)))
 
 
 def test_batches_hold_each_pair_once_and_little_padding():
-    split = random_pairs()
-    drawn = [similar(split.first_lengths, 16, torch.Generator().manual_seed(seed), pool=32) for seed in (0, 0, 1)]
+    split = random_pairs().tensors[1]
+    drawn = [similar(split, 16, torch.Generator().manual_seed(seed), pool=32) for seed in (0, 0, 1)]
     assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
     assert not torch.equal(torch.cat(drawn[0]), torch.cat(drawn[2]))
     for cut in drawn:
         assert torch.equal(torch.cat(cut).sort().values, torch.arange(300))
         assert sorted(map(len, cut)) == [12] + [16] * 18
-    spread = [int(split.first_lengths[b].max() - split.first_lengths[b].min()) for b in drawn[0]]
+    spread = [int(split[b].max() - split[b].min()) for b in drawn[0]]
     assert max(spread) <= 4
 
 
@@ -105,12 +107,13 @@ def test_take_trims_padding():
     split = random_pairs()
     index = torch.tensor([5, 0, 7])
     (first, first_lengths, second, second_lengths), y = snli.take(split, index)
-    assert first.shape == (3, int(split.first_lengths[index].max()))
-    assert second.shape == (3, int(split.second_lengths[index].max()))
-    assert torch.equal(first, split.first[index][:, : first.shape[1]])
+    a, m, b, n, labels = split[index]
+    assert (first.shape, second.shape) == ((3, int(m.max())), (3, int(n.max())))
+    assert torch.equal(first, a[:, : first.shape[1]])
+    assert torch.equal(second, b[:, : second.shape[1]])
     assert int((first > 0).sum()) == int(first_lengths.sum())
-    assert torch.equal(second_lengths, split.second_lengths[index])
-    assert torch.equal(y, split.y[index])
+    assert torch.equal(second_lengths, n)
+    assert torch.equal(y, labels)
 
 
 def test_the_model_reads_frozen_vectors_in_float32():

@@ -17,7 +17,7 @@ import pytest
 
 from experiments import sweep
 from experiments.config import Config
-from experiments.studies import EVIDENCE, SCALES, STRUCTURED, Study, study_of
+from experiments.studies import SCALES, Study, study_of
 from experiments.sweep import Sweep
 from tests.experiments.conftest import write_housing
 from tests.experiments.test_train import ROOT, environment, without_seconds
@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 def command(data, tmp_path, monkeypatch):
     """``sweep tiny`` on the command line; returns the lines of the results file."""
     monkeypatch.setattr(sys, "argv", ["experiments", "sweep", "tiny"])
-    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: tiny(folder, averages=("0.9",)))
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda folder: tiny(folder, averages=("0.9",)))
 
     def run(*words, data=data, out=tmp_path):
         parser = argparse.ArgumentParser()
@@ -109,25 +109,6 @@ def test_two_workers_killed_at_random_until_the_study_is_complete(data, tmp_path
     assert told(found) == told(expected)
 
 
-def test_a_run_that_another_worker_holds_is_left_to_it(data, tmp_path, monkeypatch):
-    work = Sweep(tiny(data), tmp_path)
-    first = work.study.grid[0]
-    lock = sweep.FileLock(f"{tmp_path / sweep.name_of(first)}.lock")
-    lock.acquire()
-    order, run = [], sweep.train.run
-
-    def one(config, *args, **options):
-        order.append(config)
-        if len(order) == 3:
-            lock.release()  # it died: the first run is free
-        return run(config, *args, **options)
-
-    monkeypatch.setattr(sweep.train, "run", one)
-    monkeypatch.setattr(sweep, "PAUSE", 0.0)
-    assert [result["config"]["lr"] for result in work.finish(work.study.grid)] == [0.001, 0.01, 0.001, 0.01]
-    assert order == [*work.study.grid[1:], first]
-
-
 def test_the_choice_is_validations_and_the_test_set_is_for_the_chosen(command, tmp_path, capsys):
     found = command()
     grid, chosen = found[:4], found[4:]
@@ -167,7 +148,7 @@ def test_a_study_grows_by_seeds_where_the_folders_of_its_runs_are_gone(command, 
     second = command("--go-on", "--seeds", "2", "--precision", "bfloat16", data=moved, out=there)
     assert second[:6] == first  # to the second that they took: they were not run again
     assert [(run["config"]["seed"], run["config"]["precision"]) for run in second[6:]] == [(2, "bfloat16")] * 2
-    assert len(list((there / "small" / "tiny").glob("*/result.json"))) == 2
+    assert len(list((there / "small" / "tiny").glob("*/log.jsonl"))) == 2
 
 
 def test_an_average_can_choose():
@@ -217,11 +198,6 @@ def test_the_studies_hold_what_they_promise(scale, name):
         assert {(run.lr, run.metric, run.memory) for run in study.grid} >= {("auto", "kronecker", 0.9)}
 
 
-def test_one_setting_is_tried_on_the_eleven_tasks_and_on_parsing():
-    tasks = {*EVIDENCE, *STRUCTURED, "digits", "parsing"}
-    assert {name.removeprefix("fixed-") for name in SCALES["small"] if name.startswith("fixed-")} == tasks
-
-
 def test_with_hours_a_sweep_stops_and_goes_on(command, data, tmp_path, monkeypatch, capsys):
     assert command("--hours", "0") == []
     assert "0 hours are over" in capsys.readouterr().out
@@ -237,7 +213,7 @@ def test_runs_that_take_turns_have_equally_many_epochs_whenever_the_time_is_over
     command, data, tmp_path, monkeypatch, capsys
 ):
     study = replace(tiny(data, averages=("0.9",), test=True), turns=True, seeds=())
-    monkeypatch.setitem(SCALES["small"], "tiny", lambda name, folder: study)
+    monkeypatch.setitem(SCALES["small"], "tiny", lambda folder: study)
     order, run = [], sweep.train.run
 
     def one(config, *args, **options):

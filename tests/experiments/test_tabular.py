@@ -26,33 +26,33 @@ def data(tmp_path):
 
 @pytest.mark.parametrize(("name", "features", "numbers"), [("california", 8, 8), ("bike", 58, 7)])
 def test_splits_and_units(data, name, features, numbers):
-    train, val, test = parts = tabular.load(data, name, seed=0)
+    parts, centre, scale = tabular.load(data, name, seed=0)
     assert [len(part) for part in parts] == [140, 30, 30]
-    assert train.x.shape == (140, features)
-    assert train.y.shape == (140, 1)
-    assert train.x[:, :numbers].mean(0).abs().max() < 1e-5
-    std = train.x[:, :numbers].std(0, correction=0)
+    x, y = parts[0].tensors
+    assert x.shape == (140, features)
+    assert y.shape == (140, 1)
+    assert x[:, :numbers].mean(0).abs().max() < 1e-5
+    std = x[:, :numbers].std(0, correction=0)
     assert torch.all((std - 1).abs().lt(1e-5) | (std == 0))  # a constant column is 0
-    assert train.y.abs().mean() == pytest.approx(1)
-    assert train.y.median().abs() < 0.05
-    back = torch.cat([part.y for part in parts]) * train.scale + train.centre
+    assert y.abs().mean() == pytest.approx(1)
+    assert y.median().abs() < 0.05
+    back = torch.cat([part.tensors[1] for part in parts]) * scale + centre
     truth = range(200) if name == "california" else [k % 7 + k % 11 for k in range(200)]
     torch.testing.assert_close(back.flatten().sort().values, torch.tensor(sorted(truth), dtype=torch.float32))
-    assert (val.scale, test.centre) == (train.scale, train.centre)
-    again, other = tabular.load(data, name, seed=0)[0], tabular.load(data, name, seed=1)[0]
-    assert torch.equal(again.x, train.x)
-    assert not torch.equal(other.y, train.y)
+    again, other = (tabular.load(data, name, seed=seed)[0][0].tensors for seed in (0, 1))
+    assert torch.equal(again[0], x)
+    assert not torch.equal(other[1], y)
 
 
 def test_bike_does_not_see_the_parts_of_its_target(data):
-    before = tabular.load(data, "bike")[0]
+    before = tabular.load(data, "bike")[0][0].tensors[0]
     file = data / "hour.csv"
     head, *rows = file.read_text().splitlines()
     cells = [row.split(",") for row in rows]
     moved = [[*row[:14], "0", "0", row[16]] for row in cells]
     file.write_text("\n".join([head, *(",".join(row) for row in moved)]))
-    assert torch.equal(tabular.load(data, "bike")[0].x, before.x)
-    levels = before.x[:, 7:].split([4, 12, 24, 7, 4], 1)
+    assert torch.equal(tabular.load(data, "bike")[0][0].tensors[0], before)
+    levels = before[:, 7:].split([4, 12, 24, 7, 4], 1)
     assert all(torch.equal(part.sum(1), torch.ones(140)) for part in levels)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import cifar, folder
+from experiments import cifar, train
 from experiments.config import Config, from_dict
 from experiments.models import DenseNet
 from experiments.optimizers import OPTIMIZERS
@@ -64,14 +64,14 @@ def config(data, **options):
 def test_the_loader_reads_official_files(data):
     train, val, test = cifar.load(data, "cifar10", held=10, records=(100, 30))
     assert (len(train), len(val), len(test)) == (90, 10, 30)
-    assert train.x.mean((0, 2, 3)).abs().max() < 1e-5
-    torch.testing.assert_close(train.x.std((0, 2, 3), correction=0), torch.ones(3))
-    assert torch.equal(test.y, torch.arange(30) % 10)
+    assert train.tensors[0].mean((0, 2, 3)).abs().max() < 1e-5
+    torch.testing.assert_close(train.tensors[0].std((0, 2, 3), correction=0), torch.ones(3))
+    assert torch.equal(test.tensors[1], torch.arange(30) % 10)
     fine, _, _ = cifar.load(data, "cifar100", 90, held=10, records=(200, 100))
     assert len(fine) == 90
     with pytest.raises(ValueError, match="cifar10 has 100 training images here; 10 were to be held out and 95 used"):
         cifar.load(data, "cifar10", 95, held=10, records=(100, 30))
-    assert fine.y.max() > 20  # the fine labels, not the coarse ones
+    assert fine.tensors[1].max() > 20  # the fine labels, not the coarse ones
 
 
 def test_missing_and_truncated_files_are_named(data, tmp_path):
@@ -151,24 +151,23 @@ def test_a_compiled_network_trains_to_the_same_numbers(data, tmp_path):
     assert without_seconds(compiled["curve"]) == without_seconds(plain["curve"])
 
 
-@pytest.mark.parametrize("file", ["log.jsonl", "result.json"])
-def test_killed_after_the_checkpoint_loses_nothing(data, tmp_path, monkeypatch, file):
+def test_killed_after_the_checkpoint_loses_nothing(data, tmp_path, monkeypatch):
     made, epochs = config(data, **FAMILIES["mlp"], epochs=3, test=True, averages=("0.9",)), []
     whole = run(made, tmp_path / "whole")
-    write = folder.write
+    write = train.write
 
     def killed(path, text):
-        if path.name == file and text.count('"epoch"') == 3:
+        if path.name == "log.jsonl" and text.count('"epoch"') == 3:
             raise KeyboardInterrupt
         write(path, text)
 
-    monkeypatch.setattr(folder, "write", killed)
+    monkeypatch.setattr(train, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         run(made, tmp_path / "hurt")
     monkeypatch.undo()
     assert told(run(made, tmp_path / "hurt", epochs.append)) == told(whole)
     assert epochs == []  # no epoch is run again
-    assert run(made, tmp_path / "hurt") == json.loads((tmp_path / "hurt" / "result.json").read_text())
+    assert told(run(made, tmp_path / "hurt")) == told(whole)
 
 
 def test_the_test_set_is_judged_by_the_weights_that_validation_preferred():
