@@ -1,6 +1,7 @@
 """Linear models beside scikit-learn's: CPU time to within 1e-3 of the best objective, for data × losses × C.
 
     python -m benchmarks which_estimator      small tables of every kind, all losses, C from 1e-3 to 1e3
+    python -m benchmarks any_scale            the unscaled ones of these
     python -m benchmarks against_liblinear    large sets (SNLI and CoNLL-2000 if --data has them), multi-class hinge
     python -m benchmarks against_logistic     the same sets, multinomial logistic regression
 
@@ -44,6 +45,7 @@ Table = tuple[Any, np.ndarray]  # X, and classes from 0 or real numbers
 WITHIN = 1e-3
 GRID = [10 ** (-k / 4) for k in range(29)]
 LIMIT = 5  # CPU seconds for a fit of scikit-learn's
+TOLERANCES = "tolerances.json"  # of scikit-learn's, in --out
 COMMON = {"fit_intercept": False, "max_iter": 100_000}
 SVC, SVR = partial(svm.LinearSVC, random_state=0, **COMMON), partial(svm.LinearSVR, random_state=0, **COMMON)
 LOGISTIC = partial(LogisticRegression, **COMMON)
@@ -120,15 +122,17 @@ def within_limit(fit: Callable[[], Any], limit: int) -> Any:
             return None
 
 
-def measure(case: Case, options: Options) -> dict[str, float]:
+def measure(case: Case, key: str, options: Options) -> dict[str, float]:
     """Milliseconds and ratios, tolerances, objectives, and the gap that is certified."""
     fits = {"certified": partial(case.fit, "ours", WITHIN)}
     tols: dict[str, float] = {}
     theirs = THEIRS[case.loss]
     if theirs:
         best = case.fit("ours", 1e-4).objective_
-        limit = 1 if options.quick else LIMIT
-        tols = {name: tol for name in ("ours", *theirs) if (tol := case.loosest(name, best, limit))}
+        tols = {"ours": case.loosest("ours", best) or WITHIN}
+        for name in theirs:
+            search = partial(case.loosest, name, best, 1 if options.quick else LIMIT)
+            tols |= {name: tol} if (tol := kept(options.out / TOLERANCES, f"{key}|{name}", search)) else {}
         fits |= {name: partial(case.fit, name, tol) for name, tol in tols.items()}
         single = case._replace(X=case.X.astype(np.float32))
         fits["ours, float32"] = partial(single.fit, "ours", tols.get("ours", WITHIN))
@@ -148,7 +152,7 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
     cases, rows = [], []
     for loss, (title, (X, y)) in product(chosen, data.items()):
         grid = 10.0 ** np.arange(-3, 4)
-        if name != "which_estimator":
+        if name.startswith("against"):
             grid = grid[:2] if isinstance(X, np.ndarray) else grid[2:4]
         elif options.quick:
             grid = grid[2:3]
@@ -158,21 +162,26 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
         for case in tqdm(cases, desc=name):
-            key = {"loss": case.loss, "data": case.title, "C": f"{case.C:g}"}
-            rows.append(key | kept(parts, "|".join(key.values()), partial(measure, case, options)))
+            row = {"loss": case.loss, "data": case.title, "C": f"{case.C:g}"}
+            key = "|".join([*row.values(), "quick"[: 5 * options.quick]])
+            rows.append(row | kept(parts, key, partial(measure, case, key, options)))
     frame = DataFrame(rows)
     write(options, name, frame, __doc__ or "")
     parts.unlink()
     return frame
 
 
-def which_estimator(options: Options) -> None:
-    frame = compare(options, "which_estimator", small(options), THEIRS)
+def any_scale(options: Options) -> None:
+    which_estimator(options, "any_scale", lambda title: title.startswith("unscaled"))
+
+
+def which_estimator(options: Options, name: str = "which_estimator", chosen: Callable[[str], bool] = bool) -> None:
+    frame = compare(options, name, {title: xy for title, xy in small(options).items() if chosen(title)}, THEIRS)
     others = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
     number = "{:.3g}".format
     frame["ms"] = (frame["certified, ms"].map(number) + " / " + others.map(number)).str.replace("nan", "–")
     by_C = frame.pivot(index=["loss", "data"], columns="C", values="ms").reset_index()
-    write(options, "which_estimator_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
+    write(options, f"{name}_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
 
 
 def against_liblinear(options: Options) -> None:

@@ -96,7 +96,8 @@ class RowBlocks(Blocks):
         if self.evaluations % REFRESH == 0:
             self._refresh()
         if not self.sparse:
-            return to_numpy(flatten(self.problem.linearization.jvp([self._weight()])))
+            dense: Array = (self.model.data @ self.W.T).astype(np.float64, copy=False)
+            return dense
         v = np.empty((len(self.p), len(self.W)))
         loops.sparse_products(self.W, v, *self.model[-3:])
         return v
@@ -112,7 +113,8 @@ class RowBlocks(Blocks):
             found = self.problem.vertex(self.atom())
         else:
             weight, p, atom = self.problem.params[0], self.problem.origin.coefficients, self.atom()
-            delta = (weight - self._weight()) / self.scale - self.problem.geometry.r()[0]
+            delta = weight - self._weight()
+            delta.div_(self.scale).sub_(self.problem.geometry.r()[0])
             lam = torch.dot(p, atom.offset if self.v0 is None else atom.b(detached(self.like)))
             found = DualPoint([delta], lam, torch.ones_like(lam), 1, atom=atom)
         return replace(found, dual=found.gamma * now.dual, gap=found.gamma * now.gap)
