@@ -93,7 +93,7 @@ class RowBlocks(Blocks):
 
     def scores(self) -> Array:
         self.evaluations += 1
-        if self.evaluations % REFRESH == 0:
+        if self.evaluations % REFRESH == 0 and self.newton is None:
             self._refresh()
         if not self.sparse:
             dense: Array = (self.model.data @ self.W.T).astype(np.float64, copy=False)
@@ -113,8 +113,9 @@ class RowBlocks(Blocks):
             found = self.problem.vertex(self.atom())
         else:
             weight, p, atom = self.problem.params[0], self.problem.origin.coefficients, self.atom()
-            delta = weight - self._weight()
-            delta.div_(self.scale).sub_(self.problem.geometry.r()[0])
+            delta = (weight - self._weight()).div_(self.scale)
+            if self.v0 is not None:  # at w_t = 0, r is 0
+                delta.sub_(self.problem.geometry.r()[0])
             lam = torch.dot(p, atom.offset if self.v0 is None else atom.b(detached(self.like)))
             found = DualPoint([delta], lam, torch.ones_like(lam), 1, atom=atom)
         return replace(found, dual=found.gamma * now.dual, gap=found.gamma * now.gap)
@@ -158,6 +159,13 @@ class RowBlocks(Blocks):
         s_, c, dual = self.newton.solve(enough)
         if self.dual_of_zero + dual > now.dual:
             self.begin(FlatAtom(s_.numpy(), c.numpy()))
+            V, of_s = self.newton.V, self.newton.displacement(self.newton.s)
+            error = (abs(float((of_s * (V - of_s)).sum())) + float((V - of_s).square().sum())) / (2 * self.scale)
+            if (
+                V.shape == self.W.shape and error <= 1e-3 * enough
+            ):  # of the gap at V; sums of large features lose digits
+                weight = self.problem.params[0]
+                self.W[:] = (weight.double() + V.reshape(weight.shape)).reshape(self.W.shape).numpy()
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0
