@@ -160,12 +160,10 @@ class RowBlocks(Blocks):
         if self.dual_of_zero + dual > now.dual:
             self.begin(FlatAtom(s_.numpy(), c.numpy()))
             V, of_s = self.newton.V, self.newton.displacement(self.newton.s)
+            # By how much D and the gap are wrong where V takes the place of V(s), whose sums lose digits.
             error = (abs(float((of_s * (V - of_s)).sum())) + float((V - of_s).square().sum())) / (2 * self.scale)
-            if (
-                V.shape == self.W.shape and error <= 1e-3 * enough
-            ):  # of the gap at V; sums of large features lose digits
-                weight = self.problem.params[0]
-                self.W[:] = (weight.double() + V.reshape(weight.shape)).reshape(self.W.shape).numpy()
+            if self.v0 is None and V.shape == self.W.shape and error <= 1e-3 * enough:
+                self.W[:] = V.numpy()
         self.idle += 1
         if now.gap < 0.9 * self.least_gap:
             self.least_gap, self.idle = now.gap, 0
