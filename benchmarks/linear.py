@@ -1,14 +1,12 @@
 """Linear models beside scikit-learn's: CPU time to within 1e-3 of the best objective, for data × losses × C.
 
-    python -m benchmarks which_estimator      small tables of every kind, all losses, C from 1e-3 to 1e3
-    python -m benchmarks any_scale            the unscaled ones of these
+    python -m benchmarks which_estimator      small tables, all losses, C from 1e-3 to 1e3 (any_scale: unscaled ones)
     python -m benchmarks against_liblinear    large sets (SNLI and CoNLL-2000 if --data has them), multi-class hinge
     python -m benchmarks against_logistic     the same sets, multinomial logistic regression
 
-Each solver has the loosest tolerance (a grid of quarter decades) whose objective is within 1e-3 of the best, which is
-ours at a gap of 1e-4. "certified" is ours at tol=1e-3, which proves that. –: scikit-learn does not get there in 5 s.
-One thread, no intercept, compilation not included. What was measured is kept in --out until the table is complete, and
-scikit-learn's tolerances for good (tolerances.json): a run that was interrupted continues.
+Each solver has the loosest tolerance (a grid of quarter decades) within 1e-3 of the best objective, ours at a gap of
+1e-4; "certified" is ours at tol=1e-3. –: scikit-learn is not there in 5 s. One thread, no intercept, no compilation.
+An interrupted run continues: --out keeps its measurements, and tolerances.json those of scikit-learn for all runs.
 """
 
 import resource
@@ -125,17 +123,14 @@ def within_limit(fit: Callable[[], Any], limit: int) -> Any:
 def measure(case: Case, key: str, options: Options) -> dict[str, float]:
     """Milliseconds and ratios, tolerances, objectives, and the gap that is certified."""
     fits = {"certified": partial(case.fit, "ours", WITHIN)}
-    tols: dict[str, float] = {}
-    theirs = THEIRS[case.loss]
-    if theirs:
+    if theirs := THEIRS[case.loss]:
         best = case.fit("ours", 1e-4).objective_
         tols = {"ours": case.loosest("ours", best) or WITHIN}
         for name in theirs:
             search = partial(case.loosest, name, best, 1 if options.quick else LIMIT)
             tols |= {name: tol} if (tol := kept(options.out / "tolerances.json", f"{key}|{name}", search)) else {}
         fits |= {name: partial(case.fit, name, tol) for name, tol in tols.items()}
-        single = case._replace(X=case.X.astype(np.float32))
-        fits["ours, float32"] = partial(single.fit, "ours", tols.get("ours", WITHIN))
+        fits["ours, float32"] = partial(case._replace(X=case.X.astype(np.float32)).fit, "ours", tols["ours"])
     models = {name: fit() for name, fit in fits.items()}  # and loads the compiled loops
     times = interleaved(fits, options.rounds(5, quick=3), clock=time.thread_time)
     found = {f"{name}, ms": 1e3 * times[name].median for name in fits}
@@ -170,17 +165,17 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
     return frame
 
 
-def any_scale(options: Options) -> None:
-    which_estimator(options, "any_scale", lambda title: title.startswith("unscaled"))
-
-
-def which_estimator(options: Options, name: str = "which_estimator", chosen: Callable[[str], bool] = bool) -> None:
-    frame = compare(options, name, {title: xy for title, xy in small(options).items() if chosen(title)}, THEIRS)
+def which_estimator(options: Options, name: str = "which_estimator", kind: str = "") -> None:
+    data = {title: table for title, table in small(options).items() if title.startswith(kind)}
+    frame = compare(options, name, data, THEIRS)
     others = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
     number = "{:.3g}".format
     frame["ms"] = (frame["certified, ms"].map(number) + " / " + others.map(number)).str.replace("nan", "–")
     by_C = frame.pivot(index=["loss", "data"], columns="C", values="ms").reset_index()
     write(options, f"{name}_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
+
+
+any_scale = partial(which_estimator, name="any_scale", kind="unscaled")
 
 
 def against_liblinear(options: Options) -> None:
