@@ -58,7 +58,8 @@ class Logistic:
         self.q, self.mass = np.multiply(c, q.T, order="C"), np.multiply(c, mass.T, order="C")
         self.shape = len(self.q), X.shape[1]
         self.curvature = 1 / 4 if self.box else 1 / len(self.q)  # of the loss at equal scores
-        self.at_zero, self.left = None, 0.0  # the fraction of the gap that was left when the dual was raised
+        self.at_zero: Array | None = None  # the inverse of the Hessian at W = 0
+        self.left = 0.0  # the fraction of the gap that was left when the dual was raised
         size = max(CHUNK // self.shape[1], self.shape[1])
         self.chunks = [slice(i, i + size) for i in range(0, len(c), size)]
         self.pairs: list[tuple[Array, Array, float]] = []  # of L-BFGS: changes of W and of G, and their product
@@ -100,7 +101,7 @@ class Logistic:
         enough = float(self.progress.enough(self.D, self.P - self.D))
         near = not self.sparse and decrease < CLOSE * enough and self.left * gap < enough
         if near and enough < self.P - self.D:
-            steps = self.iterations * math.log(gap / enough) / math.log(self.first / gap)  # at this rate
+            steps = self.iterations * math.log(gap / enough) / max(math.log(self.first / gap), 1e-9)  # at this rate
             if steps > 1 + self.gram * (self.at_zero is None):
                 self._raise_dual(enough)
                 self.left = (self.P - self.D) / gap
@@ -178,8 +179,8 @@ class Logistic:
         small = not self.sparse and self.gram <= 2 and self.shape[1] <= len(self.flat) / ROWS
         if budget == 0 or not small or self.diagonal.mean() < STIFF * self.rho:
             return 1 / self.diagonal
-        self.at_zero = self._inverse(self.flat[None])
-        return self.at_zero
+        self.at_zero = found = self._inverse(self.flat[None])
+        return found
 
     def _inverse(self, weights: Array) -> Array:
         """(ρ + Σ_i w_i x_i x_iᵀ)⁻¹ for each w of ``weights``, nearly, from products in single precision."""
