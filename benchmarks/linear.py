@@ -120,17 +120,18 @@ def within_limit(fit: Callable[[], Any], limit: int) -> Any:
             return None
 
 
-def measure(case: Case, key: str, options: Options) -> dict[str, float]:
+def measure(case: Case, key: str, options: Options, whole: bool) -> dict[str, float]:
     """Milliseconds and ratios, tolerances, objectives, and the gap that is certified."""
     fits = {"certified": partial(case.fit, "ours", WITHIN)}
     if theirs := THEIRS[case.loss]:
         best = case.fit("ours", 1e-4).objective_
-        tols = {"ours": case.loosest("ours", best) or WITHIN}
+        tols: dict[str, float] = {"ours": case.loosest("ours", best) or WITHIN} if whole else {}
         for name in theirs:
             search = partial(case.loosest, name, best, 1 if options.quick else LIMIT)
             tols |= {name: tol} if (tol := kept(options.out / "tolerances.json", f"{key}|{name}", search)) else {}
         fits |= {name: partial(case.fit, name, tol) for name, tol in tols.items()}
-        fits["ours, float32"] = partial(case._replace(X=case.X.astype(np.float32)).fit, "ours", tols["ours"])
+        single = case._replace(X=case.X.astype(np.float32))
+        fits |= {"ours, float32": partial(single.fit, "ours", tols["ours"])} if whole else {}
     models = {name: fit() for name, fit in fits.items()}  # and loads the compiled loops
     times = interleaved(fits, options.rounds(5, quick=3), clock=time.thread_time)
     found = {f"{name}, ms": 1e3 * times[name].median for name in fits}
@@ -143,10 +144,10 @@ def measure(case: Case, key: str, options: Options) -> dict[str, float]:
 
 def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterable[str]) -> DataFrame:
     """A row for each case: real targets with the losses of regression, classes with the others."""
-    cases, rows = [], []
+    cases, rows, whole = [], [], name.startswith("against")
     for loss, (title, (X, y)) in product(chosen, data.items()):
         grid = 10.0 ** np.arange(-3, 4)
-        if name.startswith("against"):
+        if whole:
             grid = grid[:2] if isinstance(X, np.ndarray) else grid[2:4]
         elif options.quick:
             grid = grid[2:3]
@@ -158,7 +159,7 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
         for case in tqdm(cases, desc=name):
             row = {"loss": case.loss, "data": case.title, "C": f"{case.C:g}"}
             key = "|".join([*row.values(), "quick"[: 5 * options.quick]])
-            rows.append(row | kept(parts, key, partial(measure, case, key, options)))
+            rows.append(row | kept(parts, key, partial(measure, case, key, options, whole)))
     frame = DataFrame(rows)
     write(options, name, frame, __doc__ or "")
     parts.unlink()
@@ -169,8 +170,9 @@ def which_estimator(options: Options, name: str = "which_estimator", kind: str =
     data = {title: table for title, table in small(options).items() if title.startswith(kind)}
     frame = compare(options, name, data, THEIRS)
     others = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
-    number = "{:.3g}".format
-    frame["ms"] = (frame["certified, ms"].map(number) + " / " + others.map(number)).str.replace("nan", "–")
+    frame["ms"] = [
+        f"{a:.3g} / {b:.3g}".replace("nan", "–") for a, b in zip(frame["certified, ms"], others, strict=True)
+    ]
     by_C = frame.pivot(index=["loss", "data"], columns="C", values="ms").reset_index()
     write(options, f"{name}_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
 

@@ -159,7 +159,8 @@ class Logistic:
         """Σ_i c_i s_i x_iᵀ at the probabilities alpha."""
         s = np.multiply(self.mass, alpha, out=self.buffer)
         s -= self.q
-        return s @ self.X
+        product: Array = s @ self.X
+        return product
 
     def _curve(self, Z: Array) -> Array:
         """The Hessian of the losses by the scores, times Z; overwritten by the next call."""
@@ -178,7 +179,7 @@ class Logistic:
             self.diagonal = sum(parts, np.full(self.shape[1], self.rho))
         small = not self.sparse and self.gram <= 2 and self.shape[1] <= len(self.flat) / ROWS
         if budget == 0 or not small or self.diagonal.mean() < STIFF * self.rho:
-            return 1 / self.diagonal
+            return np.asarray(1 / self.diagonal)
         self.at_zero = found = self._inverse(self.flat[None])
         return found
 
