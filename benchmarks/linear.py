@@ -169,10 +169,8 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
 def which_estimator(options: Options, name: str = "which_estimator", kind: str = "") -> None:
     data = {title: table for title, table in small(options).items() if title.startswith(kind)}
     frame = compare(options, name, data, THEIRS)
-    others = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
-    frame["ms"] = [
-        f"{a:.3g} / {b:.3g}".replace("nan", "–") for a, b in zip(frame["certified, ms"], others, strict=True)
-    ]
+    best = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
+    frame["ms"] = [f"{a:.3g} / {b:.3g}".replace("nan", "–") for a, b in zip(frame["certified, ms"], best, strict=True)]
     by_C = frame.pivot(index=["loss", "data"], columns="C", values="ms").reset_index()
     write(options, f"{name}_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
 
