@@ -11,7 +11,7 @@ from benchmarks.compare import run_in_turn
 
 FILES = {  # imported one by one, so that an old commit need not know all that the others import
     **dict.fromkeys(("step", "criterion", "training_step", "metric_cost"), "step"),
-    **dict.fromkeys(("against_liblinear", "against_logistic", "which_estimator"), "linear"),
+    **dict.fromkeys(("against_liblinear", "against_logistic", "which_estimator", "any_scale"), "linear"),
 }
 NAMES = (*FILES, "calls", "structures", "structured_estimator", "against_exact_qp", "as_a_user", "ranks")
 

@@ -1,13 +1,12 @@
 """Linear models beside scikit-learn's: CPU time to within 1e-3 of the best objective, for data × losses × C.
 
-    python -m benchmarks which_estimator      small tables of every kind, all losses, C from 1e-3 to 1e3
+    python -m benchmarks which_estimator      small tables, all losses, C from 1e-3 to 1e3 (any_scale: unscaled ones)
     python -m benchmarks against_liblinear    large sets (SNLI and CoNLL-2000 if --data has them), multi-class hinge
     python -m benchmarks against_logistic     the same sets, multinomial logistic regression
 
-Each solver has the loosest tolerance (a grid of quarter decades) whose objective is within 1e-3 of the best, which is
-ours at a gap of 1e-4. "certified" is ours at tol=1e-3, which proves that. The search for a tolerance of scikit-learn's
-ends with a fit that takes 5 s: –. One thread, no intercept, compilation not included. What was measured is kept in
---out until the table is complete: a run that was interrupted continues.
+Each solver has the loosest tolerance (a grid of quarter decades) within 1e-3 of the best objective, ours at a gap of
+1e-4; "certified" is ours at tol=1e-3. –: scikit-learn is not there in 5 s. One thread, no intercept, no compilation.
+An interrupted run continues: --out keeps its measurements, and tolerances.json those of scikit-learn for all runs.
 """
 
 import resource
@@ -99,15 +98,16 @@ class Case(NamedTuple):
         return float((W**2).sum() / 2 + self.C * losses(self.loss, np.asarray(self.X @ W.T), self.y).sum())
 
     def loosest(self, name: str, best: float, limit: int = LIMIT) -> float | None:
-        """The first tolerance of the grid whose objective is within reach of the best; None where there is none."""
-        for tol in GRID:
-            fit = partial(self.fit, name, tol)
+        """The first tolerance of the grid, by bisection, whose objective is within reach of the best; or None."""
+        low, high, found = 0, len(GRID), None
+        while low < high:
+            middle = (low + high) // 2
+            fit = partial(self.fit, name, GRID[middle])
             coef = fit().coef_ if name == "ours" else within_limit(fit, limit)
-            if coef is None:
-                break
-            if self.objective(coef) <= best * (1 + WITHIN):
-                return tol
-        return None
+            reached = coef is not None and self.objective(coef) <= best * (1 + WITHIN)
+            found = GRID[middle] if reached else found
+            low, high = (low, middle) if reached or coef is None else (middle + 1, high)
+        return found
 
 
 def within_limit(fit: Callable[[], Any], limit: int) -> Any:
@@ -120,35 +120,34 @@ def within_limit(fit: Callable[[], Any], limit: int) -> Any:
             return None
 
 
-def measure(case: Case, options: Options) -> dict[str, float]:
+def measure(case: Case, key: str, options: Options, whole: bool) -> dict[str, float]:
     """Milliseconds and ratios, tolerances, objectives, and the gap that is certified."""
     fits = {"certified": partial(case.fit, "ours", WITHIN)}
-    tols: dict[str, float] = {}
-    theirs = THEIRS[case.loss]
-    if theirs:
+    if theirs := THEIRS[case.loss]:
         best = case.fit("ours", 1e-4).objective_
-        limit = 1 if options.quick else LIMIT
-        tols = {name: tol for name in ("ours", *theirs) if (tol := case.loosest(name, best, limit))}
+        tols: dict[str, float] = {"ours": case.loosest("ours", best) or WITHIN} if whole else {}
+        for name in theirs:
+            search = partial(case.loosest, name, best, 1 if options.quick else LIMIT)
+            tols |= {name: tol} if (tol := kept(options.out / "tolerances.json", f"{key}|{name}", search)) else {}
         fits |= {name: partial(case.fit, name, tol) for name, tol in tols.items()}
         single = case._replace(X=case.X.astype(np.float32))
-        fits["ours, float32"] = partial(single.fit, "ours", tols.get("ours", WITHIN))
+        fits |= {"ours, float32": partial(single.fit, "ours", tols["ours"])} if whole else {}
     models = {name: fit() for name, fit in fits.items()}  # and loads the compiled loops
     times = interleaved(fits, options.rounds(5, quick=3), clock=time.thread_time)
     found = {f"{name}, ms": 1e3 * times[name].median for name in fits}
     if reached := [name for name in theirs if name in fits]:
         fastest = min(reached, key=lambda name: times[name].median)
         found |= {f"{name} / the faster": ratio(times, name, fastest) for name in fits if name not in theirs}
-    found |= {f"tol of {name}": tol for name, tol in tols.items()}
     found |= {f"{name} above the best": case.objective(m.coef_) / best - 1 for name, m in models.items() if theirs}
     return found | {"certified gap": float(models["certified"].dual_gap_ / models["certified"].objective_)}
 
 
 def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterable[str]) -> DataFrame:
     """A row for each case: real targets with the losses of regression, classes with the others."""
-    cases, rows = [], []
+    cases, rows, whole = [], [], name.startswith("against")
     for loss, (title, (X, y)) in product(chosen, data.items()):
         grid = 10.0 ** np.arange(-3, 4)
-        if name != "which_estimator":
+        if whole:
             grid = grid[:2] if isinstance(X, np.ndarray) else grid[2:4]
         elif options.quick:
             grid = grid[2:3]
@@ -158,21 +157,25 @@ def compare(options: Options, name: str, data: dict[str, Table], chosen: Iterabl
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
         for case in tqdm(cases, desc=name):
-            key = {"loss": case.loss, "data": case.title, "C": f"{case.C:g}"}
-            rows.append(key | kept(parts, "|".join(key.values()), partial(measure, case, options)))
+            row = {"loss": case.loss, "data": case.title, "C": f"{case.C:g}"}
+            key = "|".join([*row.values(), "quick"[: 5 * options.quick]])
+            rows.append(row | kept(parts, key, partial(measure, case, key, options, whole)))
     frame = DataFrame(rows)
     write(options, name, frame, __doc__ or "")
     parts.unlink()
     return frame
 
 
-def which_estimator(options: Options) -> None:
-    frame = compare(options, "which_estimator", small(options), THEIRS)
-    others = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
-    number = "{:.3g}".format
-    frame["ms"] = (frame["certified, ms"].map(number) + " / " + others.map(number)).str.replace("nan", "–")
+def which_estimator(options: Options, name: str = "which_estimator", kind: str = "") -> None:
+    data = {title: table for title, table in small(options).items() if title.startswith(kind)}
+    frame = compare(options, name, data, THEIRS)
+    best = frame.filter(items=["liblinear, ms", "lbfgs, ms", "newton-cg, ms"]).min(axis=1)
+    frame["ms"] = [f"{a:.3g} / {b:.3g}".replace("nan", "–") for a, b in zip(frame["certified, ms"], best, strict=True)]
     by_C = frame.pivot(index=["loss", "data"], columns="C", values="ms").reset_index()
-    write(options, "which_estimator_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
+    write(options, f"{name}_by_C", by_C, "Milliseconds, ours certified / the faster one of scikit-learn.")
+
+
+any_scale = partial(which_estimator, name="any_scale", kind="unscaled")
 
 
 def against_liblinear(options: Options) -> None:

@@ -183,7 +183,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             if len(target) <= TINY[0] and len(target) * problem.params[0].numel() <= TINY[1] and self.solver is None:
                 solver = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200))
             point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
-            relative, weight = float(problem.relative(point.gap, point)), problem.displacement(point)[0]
+            relative, weight = float(problem.relative(point.gap, point)), point.delta[0].mul(-eta)  # from w = 0
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
                 break
         gap, primal = max(float(point.gap), 0.0), float(point.dual + point.gap)
@@ -193,7 +193,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self, loss: ConvexLoss, X: Array, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
     ) -> Found:
         """By L-BFGS and Newton's method in the primal."""
-        scores, y = loss.prepare(torch.zeros((len(target), *out), dtype=torch.float64), torch.as_tensor(target))
+        zeros = torch.zeros((), dtype=torch.float64).expand(len(target), *out)
+        scores, y = loss.prepare(zeros, torch.as_tensor(target))
         p = loss.coefficients(scores, y, None if omega is None else torch.as_tensor(omega))
         known = loss.lower_bound(scores, y)
         c = eta * (np.full(len(target), p) if isinstance(p, float) else to_numpy(p))

@@ -13,6 +13,13 @@ from proxsvm.losses.base import ConvexLoss
 
 RegressorMixin: Any = sklearn_base.RegressorMixin
 
+NAMES: dict[str, Any] = {  # the first two have a band
+    "epsilon_insensitive": L1Regression,
+    "squared_epsilon_insensitive": SquaredError,
+    "squared_error": SquaredError,
+    "huber": Huber,
+}
+
 
 @dataclass(eq=False, repr=False)
 class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
@@ -38,7 +45,7 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     [7.0]
     """
 
-    losses: ClassVar[tuple[str, ...]] = "epsilon_insensitive", "squared_epsilon_insensitive", "squared_error", "huber"
+    losses: ClassVar[tuple[str, ...]] = tuple(NAMES)
 
     epsilon: float = 0.0
     loss: ConvexLoss | str | None = None
@@ -51,13 +58,9 @@ class LinearSVR(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         """
         self._check_options()
         X, y = self._check_data(X, y, y_numeric=True)
-        names = {
-            "epsilon_insensitive": L1Regression(self.epsilon),
-            "squared_epsilon_insensitive": SquaredError(self.epsilon),
-            "squared_error": SquaredError(),
-            "huber": Huber(),
-        }
-        loss = self.loss if isinstance(self.loss, ConvexLoss) else names[self.loss or "epsilon_insensitive"]
+        loss = self.loss or "epsilon_insensitive"
+        if isinstance(loss, str):
+            loss = NAMES[loss](*[self.epsilon] * loss.endswith("insensitive"))
         omega = self._checked_weight(sample_weight, X)
         self.coef_ = self._solve(loss, X, y.astype(float_type(X), copy=False), (), omega)
         return self

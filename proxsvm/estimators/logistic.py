@@ -4,9 +4,10 @@
 
 The gradients s_i are a dual point, whose gap is P(W) − D(s) = ‖G‖²/(2ρ), because ℓ(u) = ⟨s, u⟩ + c at its own u: an
 evaluation of P certifies itself. L-BFGS minimises P, from the columns' curvature at W = 0, or, where the losses
-outweigh ½ρ‖W‖², from the inverse Hessian there, which also raises D. Once it has taken as long as a few steps of
-Newton's method would, or rounding stops it, these follow, by conjugate gradients where the Hessian is large. The line
-search needs no product with X: scores are linear in W.
+outweigh ½ρ‖W‖², from the inverse Hessian there. Near the minimum, where a large C leaves ‖G‖² large, that also raises
+D. Once it has taken as long as the blocks on the diagonal of the Hessian take, those at W replace the ones at 0. Once
+it has taken as long as a few steps of Newton's method would, or rounding stops it, these follow, by conjugate gradients
+where the Hessian is large. The line search needs no product with X: scores are linear in W.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ SMALL = 3e6  # multiplications of a Hessian that take no longer than an evaluati
 PATIENCE = 400  # evaluations of L-BFGS, after which Newton's method follows whatever it costs
 MAX_SIDE, PRODUCTS = 2000, 300  # of the Hessian that is factorised; products with one that is not
 STIFF = 200  # times ρ: the mean curvature from which the inverse Hessian at W = 0 pays
-ASPECT = 16  # features for each output, up to which it takes no longer than a few evaluations
 ROWS = 40  # for each feature: with fewer, classes are often separable, where the Hessian at W = 0 says little
-CLOSE = 0.05  # times the gap that is wanted: P is near its minimum where the model at W = 0 decreases by less
+FIRST = 5  # evaluations before the Hessian at W says more than that at 0
+CHUNK = 2**16  # entries of X that stay in the cache with their products
+CLOSE = 0.1  # times the gap that is wanted: P is near its minimum where L-BFGS expects to decrease it by less
 HALVINGS = 40  # of a step, before rounding is what is left
 
 
@@ -53,39 +55,56 @@ class Logistic:
         if self.pair:
             self.box, q = True, q[:, 1:]
         self.rho = 0.5 if self.pair else 1.0
-        self.q, self.mass = (c[:, None] * q).T.copy(), (c[:, None] * mass).T.copy()
+        self.q, self.mass = np.multiply(c, q.T, order="C"), np.multiply(c, mass.T, order="C")
         self.shape = len(self.q), X.shape[1]
-        self.flat = 1 / 4 if self.box else 1 / len(self.q)  # the curvature of the loss at equal scores
-        self.close = CLOSE
+        self.curvature = 1 / 4 if self.box else 1 / len(self.q)  # of the loss at equal scores
+        self.at_zero: Array | None = None  # the inverse of the Hessian at W = 0
+        self.left = 0.0  # the fraction of the gap that was left when the dual was raised
+        size = max(CHUNK // self.shape[1], self.shape[1])
+        self.chunks = [slice(i, i + size) for i in range(0, len(c), size)]
         self.pairs: list[tuple[Array, Array, float]] = []  # of L-BFGS: changes of W and of G, and their product
-        self.D = eta * float(progress.dual_of_start)
+        self.D, self.first = eta * float(progress.dual_of_start), 0.0  # twice the first gap
+        # Memory that is used again and again: fresh pages take as long as the arithmetic. alpha: the probabilities.
+        self.U, self.next_U, self.alpha, self.buffer = (np.empty_like(self.q) for _ in range(4))
 
     def minimise(self, start: Array | None, max_iter: int) -> None:
         """Until the gap is small enough, or rounding is what is left; ``start``: W."""
-        n, side = self.q.shape[1], math.prod(self.shape)
-        hessian = n * side**2 / (2 * len(self.q) if self.box else 2) + side**3 / 3
-        budget = 0 if hessian < SMALL else int(STEPS * hessian / (2 * n * side + 5e5))  # of L-BFGS
-        self.factorises = not self.sparse and side <= MAX_SIDE
+        (K, F), n = self.shape, self.q.shape[1]
+        evaluation = 2 * n * K * F + 5e5
+        self.gram = (n * F**2 / 4 + 2 * F**3) / evaluation  # the time of one in single precision and its inverse
+        hessian = n * (K * F) ** 2 / (2 * K if self.box else 2) + (K * F) ** 3 / 3
+        budget = 0 if hessian < SMALL else int(STEPS * hessian / evaluation)  # of L-BFGS
+        self.factorises = not self.sparse and K * F <= MAX_SIDE
         budget = min(budget, PATIENCE) if self.factorises else PATIENCE
         self.W = np.zeros(self.shape) if start is None else start
-        self.U = np.zeros_like(self.q) if start is None else self._scores(start)
-        self.alpha, self.P = self._value(self.W, self.U)
+        self.U[:] = 0.0 if start is None else self._scores(start)
+        self.P = self._value(self.W, self.U)
         self.G = self._gradient()
-        self.inverse = self._inverse(budget)
+        self.inverse = self._first_inverse(budget)
+        due = max(FIRST, K * self.gram) if self.inverse.ndim == 3 and K > 1 else math.inf
         falls = True
-        while self._goes_on(max_iter) and falls:
+        while falls:
+            if due <= self.iterations < budget:
+                self.inverse, due = self._inverse(self.mass * self.alpha * (1 - self.alpha)), math.inf
+            d = -self._quasi_newton(self.G) if self.iterations < budget else np.zeros(0)
+            if not self._goes_on(max_iter, -float(np.vdot(self.G, d)) / 2 if len(d) else math.inf):
+                break
             self.iterations += 1
-            falls = self.iterations <= budget and self._move(-self._quasi_newton(self.G))
+            falls = len(d) > 0 and self._move(d)
             if not falls:  # also where rounding stops L-BFGS early
                 budget, falls = 0, self._move(self._newton())
 
-    def _goes_on(self, max_iter: int) -> bool:
-        self.D = max(self.D, self.P - float(np.vdot(self.G, self.G)) / (2 * self.rho))
+    def _goes_on(self, max_iter: int, decrease: float) -> bool:
+        """``decrease``: what the next step promises."""
+        gap = float(np.vdot(self.G, self.G)) / (2 * self.rho)
+        self.D, self.first = max(self.D, self.P - gap), self.first or 2 * gap
         enough = float(self.progress.enough(self.D, self.P - self.D))
-        if self.inverse.ndim == 2 and enough < self.P - self.D:
-            above = float(np.vdot(self.G, self._precondition(self.G))) / 2  # of the model at W = 0
-            if above < self.close * enough:
+        near = not self.sparse and decrease < CLOSE * enough and self.left * gap < enough
+        if near and enough < self.P - self.D:
+            steps = self.iterations * math.log(gap / enough) / max(math.log(self.first / gap), 1e-9)  # at this rate
+            if steps > 1 + self.gram * (self.at_zero is None):
                 self._raise_dual(enough)
+                self.left = (self.P - self.D) / gap
         stop = self.progress.stop(self.iterations, self.D / self.eta, (self.P - self.D) / self.eta)
         return not stop and self.iterations < max_iter
 
@@ -98,14 +117,17 @@ class Logistic:
         slope = float(np.vdot(self.G, d))
         first = -slope / float(self.rho * np.vdot(d, d) + np.vdot(Z, self._curve(Z)))
         for t in first * 0.5 ** np.arange(HALVINGS):
-            W, U = self.W + t * d, self.U + t * Z
-            alpha, P = self._value(W, U)
+            W = self.W + t * d
+            np.multiply(Z, t, out=self.next_U)
+            self.next_U += self.U
+            P = self._value(W, self.next_U)
             if self.P + 1e-4 * t * slope >= P - 1e-15 * abs(self.P):  # the gap may fall where P does not
                 break
         else:
+            self._value(self.W, self.U)
             return False
         s, G, falls = W - self.W, self.G, P < self.P
-        self.W, self.U, self.alpha, self.P = W, U, alpha, P
+        self.W, self.P, self.U, self.next_U = W, P, self.next_U, self.U
         self.G = self._gradient()
         y = self.G - G
         self.pairs = [*self.pairs[1 - MEMORY :], (s, y, float(np.vdot(s, y)))]
@@ -114,37 +136,63 @@ class Logistic:
     def _scores(self, W: Array) -> Array:
         return np.ascontiguousarray((self.X @ W.T).T) if self.sparse else W @ self.X.T
 
-    def _value(self, W: Array, U: Array) -> tuple[Array, float]:
-        """The probabilities, and P, from the distances to the largest score, which keep the digits of small losses."""
+    def _value(self, W: Array, U: Array) -> float:
+        """P, and the probabilities, from the distances to the largest score, which keep the digits of small losses."""
         top = np.maximum(U, 0.0) if self.box else U.max(0)
-        below = U - top
+        below = np.subtract(U, top, out=self.alpha)
+        linear = np.vdot(self.q, below)
         if self.box:
-            alpha, logs = special.expit(U), np.log1p(np.exp(-np.abs(U)))
-            linear = np.vdot(self.q, below) - np.vdot(self.mass - self.q, top)
+            linear -= np.vdot(self.mass - self.q, top)
+            logs = np.log1p(np.exp(-np.abs(U)))
+            special.expit(U, out=self.alpha)
         else:
-            alpha = np.exp(below)
-            total = alpha.sum(0)
-            alpha, logs, linear = alpha / total, np.log(total), np.vdot(self.q, below)
-        return alpha, float(np.vdot(self.mass, logs) - linear + self.rho / 2 * np.vdot(W, W))
+            total = np.exp(below, out=below).sum(0)
+            logs = np.log(total)
+            self.alpha /= total
+        return float(np.vdot(self.mass, logs) - linear + self.rho / 2 * np.vdot(W, W))
 
     def _gradient(self) -> Array:
-        G: Array = self.rho * self.W + (self.mass * self.alpha - self.q) @ self.X
+        G: Array = self.rho * self.W + self._product(self.alpha)
         return G
 
+    def _product(self, alpha: Array) -> Array:
+        """Σ_i c_i s_i x_iᵀ at the probabilities alpha."""
+        s = np.multiply(self.mass, alpha, out=self.buffer)
+        s -= self.q
+        product: Array = s @ self.X
+        return product
+
     def _curve(self, Z: Array) -> Array:
-        """The Hessian of the losses by the scores, times Z."""
-        curve: Array = self.mass * self.alpha * (Z * (1 - self.alpha) if self.box else Z - (self.alpha * Z).sum(0))
+        """The Hessian of the losses by the scores, times Z; overwritten by the next call."""
+        curve = np.multiply(self.alpha, Z, out=self.buffer)
+        curve -= self.alpha * (curve if self.box else curve.sum(0))
+        curve *= self.mass
         return curve
 
-    def _inverse(self, budget: int) -> Array:
-        """What L-BFGS starts from: the inverse of the Hessian at W = 0, ``[F, F]``, or of its diagonal, ``[F]``."""
-        X, weight = self.X, self.flat * self.mass.max(0)
-        diagonal: Array = self.rho + weight @ (X.multiply(X) if self.sparse else np.square(X))
-        small = not self.sparse and self.shape[1] <= min(ASPECT * self.shape[0], len(weight) / ROWS)
-        if budget == 0 or not small or diagonal.mean() < STIFF * self.rho:
-            return 1 / diagonal
-        root = np.sqrt(weight)[:, None] * X
-        return -self._solve(root.T @ root, np.eye(len(diagonal)))
+    def _first_inverse(self, budget: int) -> Array:
+        """What L-BFGS starts from: the inverse of the Hessian at W = 0, or of its diagonal, ``[F]``."""
+        self.flat = self.curvature * self.mass.max(0)
+        if self.sparse:
+            self.diagonal = self.rho + self.flat @ self.X.multiply(self.X)
+        else:
+            parts = (self.flat[rows] @ np.square(self.X[rows]) for rows in self.chunks)
+            self.diagonal = sum(parts, np.full(self.shape[1], self.rho))
+        small = not self.sparse and self.gram <= 2 and self.shape[1] <= len(self.flat) / ROWS
+        if budget == 0 or not small or self.diagonal.mean() < STIFF * self.rho:
+            return np.asarray(1 / self.diagonal)
+        self.at_zero = found = self._inverse(self.flat[None])
+        return found
+
+    def _inverse(self, weights: Array) -> Array:
+        """(ρ + Σ_i w_i x_i x_iᵀ)⁻¹ for each w of ``weights``, nearly, from products in single precision."""
+        H, scale = np.zeros((len(weights), self.shape[1], self.shape[1])), 1 / np.sqrt(self.diagonal)
+        roots = np.sqrt(weights).astype(np.float32)[:, :, None]
+        for rows in self.chunks:
+            X = (self.X[rows] * scale).astype(np.float32)
+            for sums, root in zip(H, roots[:, rows], strict=True):
+                part = root * X
+                sums += part.T @ part
+        return np.stack([-self._solve(h / (scale[:, None] * scale), np.eye(len(h))) for h in H])
 
     def _raise_dual(self, enough: float) -> None:
         """D at dual points next to s, where ‖G‖² is still large because C is, until the gap is ``enough``.
@@ -152,20 +200,30 @@ class Logistic:
         With the curvature at equal scores, the change of s by the scores of d = −inverse · G makes G = 0 at W + d. What
         it moves out of the hull is clipped, which a second round repairs.
         """
+        if self.at_zero is None:
+            self.at_zero = self._inverse(self.flat[None])
         W, G, alpha = self.W, self.G, self.alpha
         for _ in range(2):
-            d = -G @ self.inverse
+            d = -G @ self.at_zero[0]
             Z = self._scores(d)
-            alpha = np.clip(alpha + self.flat * (Z if self.box else Z - Z.mean(0)), 1e-300, 1.0)
-            alpha /= 1.0 if self.box else alpha.sum(0)
-            entropy = -alpha * np.log(alpha) - (special.xlog1py(1 - alpha, -alpha) if self.box else 0.0)
-            product = (self.mass * alpha - self.q) @ self.X
-            self.D = max(self.D, float((self.mass * entropy).sum() - np.vdot(product, product) / (2 * self.rho)))
-            if enough >= self.P - self.D:
-                return
+            if not self.box:
+                Z -= Z.mean(0)
+            Z *= self.curvature
+            Z += alpha
+            alpha = np.clip(Z, 1e-300, 1.0, out=Z)
+            if not self.box:
+                alpha /= alpha.sum(0)
+            entropy = np.log(alpha, out=self.buffer)
+            entropy *= -alpha
+            if self.box:
+                entropy -= special.xlog1py(1 - alpha, -alpha)
+            worth = float(np.vdot(self.mass, entropy if self.box else entropy.sum(0)))
+            product = self._product(alpha)
+            self.D = max(self.D, worth - float(np.vdot(product, product)) / (2 * self.rho))
+            if not enough < self.P - self.D < 10 * enough:
+                break
             W = W + d
             G = self.rho * W + product
-        self.close /= 10  # nearer to the minimum it may be enough
 
     def _quasi_newton(self, g: Array) -> Array:
         """Hessian⁻¹ g, nearly: the two loops of L-BFGS."""
@@ -182,7 +240,9 @@ class Logistic:
         return d
 
     def _precondition(self, d: Array) -> Array:
-        return d * self.inverse if self.inverse.ndim == 1 else d @ self.inverse
+        if self.inverse.ndim == 1:
+            return d * self.inverse
+        return d @ self.inverse[0] if len(self.inverse) == 1 else (d[:, None] @ self.inverse)[:, 0]
 
     def _newton(self) -> Array:
         """−Hessian⁻¹ G."""
@@ -222,7 +282,7 @@ class Logistic:
         scale = 1 / np.sqrt(diagonal)
         H *= scale
         H *= scale[:, None]
-        for ridge in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
+        for ridge in (0.0, 1e-14, 1e-12, 1e-9, 1e-6, 1e-4):
             diagonal += ridge
             _, d, failed = lapack.dposv(H, -(scale * g).T)
             if not failed:

@@ -11,7 +11,6 @@ import torch
 from scipy import sparse
 from sklearn.datasets import load_diabetes, load_digits, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 from sklearn.svm import LinearSVC
 from sklearn.svm import LinearSVR as SklearnSVR
@@ -19,7 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from proxsvm import ProxProblem
 from proxsvm.estimators import LinearSVM, LinearSVR
-from proxsvm.losses import CrossEntropy, MultiClassHinge, QuantileRegression, TopKHinge, WestonWatkinsHinge
+from proxsvm.losses import MultiClassHinge, QuantileRegression, TopKHinge, WestonWatkinsHinge
 from proxsvm.solvers import BlockFW, ExactQP
 
 DATA = {
@@ -230,7 +229,6 @@ def test_the_users_sparse_matrix_is_left_alone():
 
 def test_other_losses():
     X, y = DATA["iris"]()
-    assert LinearSVM(loss=WestonWatkinsHinge(), C=0.1).fit(X, y).score(X, y) > 0.9
     cost = 1.0 - np.eye(3)
     same = LinearSVM(loss=MultiClassHinge(cost), C=0.1, tol=1e-6).fit(X, y)
     assert same.objective_ == pytest.approx(LinearSVM(C=0.1, tol=1e-6).fit(X, y).objective_, rel=1e-5)
@@ -239,20 +237,6 @@ def test_other_losses():
     noisy = x[:, 0] + rng.standard_normal(400)
     upper = LinearSVR(loss=QuantileRegression(0.9), C=10.0).fit(x, noisy)
     assert np.mean(noisy < upper.predict(x)) == pytest.approx(0.9, abs=0.02)
-
-
-@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
-def test_the_cross_entropy_makes_it_a_logistic_regression(layout):
-    X, y = DATA["wine"]()
-    X, C = scale(X), 0.3
-    ours = LinearSVM(C=C, loss=CrossEntropy(), tol=1e-7, fit_intercept=False).fit(layout(X), y)
-    theirs = LogisticRegression(C=C, tol=1e-10, max_iter=10_000, fit_intercept=False).fit(X, y)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
-    scores = X @ theirs.coef_.T
-    loss = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]
-    objective = np.sum(theirs.coef_**2) / 2 + C * loss.sum()
-    assert ours.objective_ - ours.dual_gap_ <= objective * (1 + 1e-9)
-    assert ours.objective_ == pytest.approx(objective, rel=1e-6)
 
 
 def test_a_fit_that_does_not_converge_warns():

@@ -34,10 +34,11 @@ def test_a_loss_of_labels_is_linear_svc(loss, classes):
     np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
 
 
+@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_log_loss_is_logistic_regression_with_its_probabilities(classes):
+def test_the_log_loss_is_logistic_regression_with_its_probabilities(classes, layout):
     rows = y < classes
-    ours = LinearSVM(loss="log_loss", tol=1e-10, **NO_INTERCEPT).fit(X[rows], y[rows])
+    ours = LinearSVM(loss="log_loss", tol=1e-10, **NO_INTERCEPT).fit(layout(X[rows]), y[rows])
     C = 0.1 if classes > 2 else 0.2  # ½‖w₀‖² + ½‖w₁‖² is ¼‖w₁ − w₀‖²
     theirs = LogisticRegression(C=C, tol=1e-10, fit_intercept=False, max_iter=1000).fit(X[rows], y[rows])
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
@@ -133,14 +134,6 @@ def test_float32_on_columns_of_very_different_scales(loss):
     model = LinearSVM(loss=loss, tol=1e-3).fit(Z, y)  # a warning is an error
     assert model.dual_gap_ <= 1e-3 * model.objective_
     assert model.coef_.dtype == np.float32
-
-
-@pytest.mark.parametrize("C", [1.0, 100.0])
-def test_each_label_of_a_likelihood_is_solved_where_block_descent_is_slow(C):
-    Y = np.stack([y == 0, y != 1], 1).astype(int)
-    model = LinearSVM(loss="log_loss", C=C, tol=1e-6, fit_intercept=False).fit(X, Y)
-    alone = [LogisticRegression(C=C, tol=1e-8, fit_intercept=False, max_iter=10_000).fit(X, t) for t in Y.T]
-    np.testing.assert_allclose(model.coef_, np.vstack([other.coef_ for other in alone]), rtol=1e-2, atol=1e-2)
 
 
 def test_pandas_in_and_a_pipeline_with_set_output():

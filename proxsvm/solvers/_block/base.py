@@ -104,10 +104,10 @@ class Blocks(ABC):
         """D and the certified gap. With v = v₀ − G x and x = p·s, D is D(0, 0) + Σ p (c + ½⟨s, v₀ + v⟩)."""
         v = self.scores()
         gain, worth = self.state.evaluate(v)
-        dual = self.dual_of_zero + float((self.p * worth).sum())
+        dual = self.dual_of_zero + float(self.p @ worth)
         if self.v0 is not None:
             dual += float((self.p * (self.state.combination().s * self.v0).sum(1)).sum()) / 2
-        gap, loss = float((self.p * gain).sum()), self.problem.origin.loss
+        gap, loss = float(self.p @ gain), self.problem.origin.loss
         if gap < 0 and loss.exact and gap < -1e-9 * float(self.p.sum()) * (1.0 + float(np.abs(v).max())):
             raise RuntimeError(
                 f"the gap P − D is {gap:.3g}, below 0: either {type(loss).__name__}.oracle does not return the best "

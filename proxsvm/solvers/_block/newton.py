@@ -63,7 +63,7 @@ class Newton:
         self.floor, self.tries, self.solved = FLOOR * self.first, 0, False  # whether φ is
         self.center = s.t().contiguous()
         if self.center.any():
-            V = self._displacement(self.center)
+            V = self.displacement(self.center)
             U = self.u + V @ self.X.t()
             if self._value(V, U) < self._value(self.V, self.U):  # block descent may be far from the primal solution
                 self.V, self.U = V, U
@@ -75,7 +75,8 @@ class Newton:
     def _shaped(self, x: Tensor) -> Tensor:
         return x.t().reshape(self.shape)
 
-    def _displacement(self, s: Tensor) -> Tensor:
+    def displacement(self, s: Tensor) -> Tensor:
+        """V of a dual point, ``[M, n]``."""
         return -self.eta * (self.p * s) @ self.X
 
     def _respond(self, U: Tensor) -> Tensor:
@@ -150,14 +151,14 @@ class Newton:
         s = self.s
         offset = self.hull.lift(self._shaped(s)) if self.rivals is None else (self.rivals * s).sum(0)
         lam = self.p @ ((s * self.u).sum(0) + offset)
-        return s.t(), offset, float(lam - self._displacement(s).square().sum() / (2 * self.eta))
+        return s.t(), offset, float(lam - self.displacement(s).square().sum() / (2 * self.eta))
 
     def _step(self) -> float:
         """Move V along Newton's direction d, with a line search; returns twice the decrease it promised."""
         if self.solved:
             self.center, self.h, self.tries = self.s, max(SHRINK * self.h, self.floor), 0
             self.s = self._respond(self.U)
-        gradient = (self.V - self._displacement(self.s)) / self.eta
+        gradient = (self.V - self.displacement(self.s)) / self.eta
         d = self._direction(gradient)
         moved = d @ self.X.t()
         t, promise = 1.0, -float((gradient * d).sum())
