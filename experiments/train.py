@@ -123,7 +123,8 @@ def run(
         lines.append(line)
         if first:
             training.train()
-            keep(out, training.parts, lines)
+            checkpoint.save(out / "last.pt", **training.parts, lines=lines)
+            log(out, lines)
             tell(line)
         if training.world > 1:
             dist.barrier()
@@ -351,12 +352,6 @@ def so_far(out: Path) -> Result | None:
     tests = dict.fromkeys(("test", "test_averaged", "test_last"))
     tests |= {name: value for name, value in lines[-1].items() if name.startswith("test")}
     return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
-
-
-def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
-    """Save a checkpoint after an epoch, and then the log."""
-    checkpoint.save(out / "last.pt", **parts, lines=lines)
-    log(out, lines)
 
 
 def resume(out: Path, parts: dict[str, Any]) -> list[Line]:

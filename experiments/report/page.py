@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import inspect
 import re
 import shlex
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.tests["slanted"] = lambda cell: cell.startswith("*") and cell.endswith("*")  # as in Markdown
     environment.filters["drawn"] = lambda drawing: base64.b64encode(png(drawing.draw())).decode()
+    environment.filters["caption"] = lambda drawing: inspect.getdoc(drawing.draw.func)
     environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
     there = {names.kind(name) or name for name in scales["small"]}
