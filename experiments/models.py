@@ -97,9 +97,14 @@ class SentencePairBiLSTM(nn.Module):
         )
 
     def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The largest state of each unit over the sentence, ``[n, 2·hidden]``."""
+        """The largest state of each unit over the sentence, ``[n, 2·hidden]``.
+
+        In float32: oneDNN has no bfloat16 LSTM for CPUs without AVX-512.
+        """
         packed = nn.utils.rnn.pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=-torch.inf)
+        with torch.autocast(words.device.type, enabled=False):
+            output, _ = self.lstm(packed)
+        states, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True, padding_value=-torch.inf)
         return states.max(1).values
 
     def forward(self, first: Tensor, first_lengths: Tensor, second: Tensor, second_lengths: Tensor) -> Tensor:

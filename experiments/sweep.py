@@ -51,9 +51,9 @@ class Sweep:
     until: float = math.inf
     known: dict[Config, Result] = field(default_factory=dict)
     quiet: bool = True
+    _runs: dict[Config, None] = field(default_factory=dict, init=False)  # all that were asked for so far
 
     def __post_init__(self) -> None:
-        self._runs: dict[Config, None] = {}  # all that were asked for so far
         self.bar = tqdm(total=0, unit="epoch", disable=True if self.quiet else None)  # one, and only on a terminal
 
     def found(self, run: Config) -> Result:

@@ -140,9 +140,12 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     for found, count in steps(training, network, epoch):
         totals += found * count
         samples += count
-        each_step["step_size"].append(_step_size(training.optimizer))
-        if (last := getattr(training.optimizer, "last", None)) is not None:
+        group, last = training.optimizer.param_groups[0], getattr(training.optimizer, "last", None)
+        if last is not None:
             each_step["gamma"].append(last.gamma)
+        # γη; ALI-G's own step-size; the learning rate of the others
+        size = group["step_size"] if "step_size" in group else group["lr"] * (1.0 if last is None else last.gamma)
+        each_step["step_size"].append(size)
     value, score = (totals / samples).tolist()
     seen = {"train_loss": value} | ({f"train_{training.task.measure}": score} if training.task.score else {})
     means = {name: torch.tensor([float(x) for x in values]).mean() for name, values in each_step.items() if values}
@@ -196,15 +199,6 @@ def _judge(training: Training, last: bool) -> Line:
         line |= {"test_measures": found} if len(found[""]) > 1 else {}
         line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
     return line
-
-
-def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """γη; ALI-G's own step-size; the learning rate of the others."""
-    group = optimizer.param_groups[0]
-    if "step_size" in group:
-        return group["step_size"]
-    last = getattr(optimizer, "last", None)
-    return group["lr"] * (1.0 if last is None else last.gamma)
 
 
 def passes(config: Config) -> AbstractContextManager[Any]:

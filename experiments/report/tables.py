@@ -23,8 +23,6 @@ OURS = ("dfw", "dfw-full", "multistep")
 class Bold(str):
     """A cell that is the best of its column."""
 
-    __slots__ = ()
-
 
 @dataclass
 class Table:
