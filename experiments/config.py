@@ -67,13 +67,14 @@ class Config:
         return Method(self.optimizer, self.loss, bool(self.schedule), self.metric, self.average, self.lr == "auto")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An option for each entry of the config."""
-    for entry in fields(Config):
-        name, text = f"--{entry.name.replace('_', '-')}", f"{entry.metadata['help']} (default: {entry.default!r})"
+def add_arguments(parser: argparse.ArgumentParser, changes: Collection[str] = ()) -> None:
+    """An option for each entry of the config, or only for ``changes`` of another one: None if it is not given."""
+    for entry in (entry for entry in fields(Config) if entry.name in changes or not changes):
+        default, said = (None, "the study's") if changes else (entry.default, repr(entry.default))
         given: dict[str, Any] = {"action": "store_true"} if isinstance(entry.default, bool) else {"type": _kind(entry)}
-        given |= {"nargs": "*"} if isinstance(entry.default, tuple) else {}
-        parser.add_argument(name, default=entry.default, help=text, **given)
+        given |= {"nargs": 2 if entry.name == "records" else "*"} if isinstance(entry.default, tuple) else {}
+        text = f"{entry.metadata['help']} (default: {said})"
+        parser.add_argument(f"--{entry.name.replace('_', '-')}", default=default, help=text, **given)
 
 
 def from_text(cells: Mapping[str, str]) -> dict[str, Any]:

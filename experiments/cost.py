@@ -16,12 +16,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import count, islice
+from functools import partial
+from itertools import count
 from pathlib import Path
+from timeit import timeit
 
 import torch
 from pandas import DataFrame, concat
 
+from experiments import config as configs
 from experiments import train
 from experiments.config import Config
 from experiments.report.names import BASELINE, recommended
@@ -61,17 +64,13 @@ def _endless(training: Training) -> Iterator[object]:
 def _milliseconds(steps: Iterator[object]) -> float:
     """The mean over a block of steps, after one that fills the caches."""
     next(steps)
-    began = time.perf_counter()
-    for _ in islice(steps, BLOCK):
-        pass
-    return 1e3 * (time.perf_counter() - began) / BLOCK
+    return 1e3 * timeit(partial(next, steps), number=BLOCK) / BLOCK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", nargs="+", metavar="TASK", help="california, bike, ...: there is a study fixed-TASK")
     parser.add_argument("--data", default="data", help="the folder of the data sets")
-    parser.add_argument("--precision", help="float32 or bfloat16; default: the study's")
-    parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, if these are a subset")
+    configs.add_arguments(parser, ("precision", "records"))
     parser.add_argument("--seconds", type=float, default=60.0, help="for the rounds of a task; default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("experiments/results"), help="where cost.csv is")
 
@@ -82,8 +81,8 @@ def main(args: argparse.Namespace) -> None:
     where = {"date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "torch": torch.__version__.partition("+")[0]}
     where |= {"machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}"}
     for task in args.tasks:
-        study = study_of(f"fixed-{task}", "small", args.data)
-        study = study.with_seeds([1]).changed(precision=args.precision, records=tuple(args.records or ()))
+        study = study_of(f"fixed-{task}", "small", args.data).with_seeds([1])
+        study = study.changed(precision=args.precision, records=args.records)
         found = measure(study.grid, args.seconds).assign(**where)
         found.insert(0, "task", task)
         known = read_costs(file)

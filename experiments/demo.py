@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
 
 from experiments import tabular
+from experiments.task import Neighbours
 from proxsvm import ProxOptimizer
 from proxsvm.losses import ChainHinge, ConvexLoss, CrossEntropy
 from proxsvm.metrics import Diagonal, Euclidean, Metric
@@ -76,18 +77,6 @@ def fit(model: nn.Module, loss: nn.Module, optimizer: Optimizer, x: Tensor, y: T
         optimizer.eval()
 
 
-class Reader(nn.Module):
-    """Scores for a ``ChainHinge``: of letters ``[n, T, K]``, by a network that sees one at a time, and of pairs."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        self.pairs = nn.Parameter(torch.zeros(10, 10))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.network(x), self.pairs
-
-
 def words(images: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """``count`` words, each letter a random image of its digit, with noise: ``[count, T, 64]`` and ``[count, T]``.
 
@@ -121,7 +110,7 @@ def read_words(count: int, epochs: int) -> tuple[Tensor, dict[str, Tensor]]:
     images, labels, test_images, test_labels = digits()
     x, word = words(images, labels, count, generator)
     x_test, truth = words(test_images, test_labels, 500, generator)
-    alone, reader = mlp(seed=0), Reader(mlp(seed=0))
+    alone, reader = mlp(seed=0), Neighbours(mlp(seed=0), 10)
     per_letter = (alone, CrossEntropy(), x.flatten(0, 1), word.flatten(), 32 * LENGTH)
     structured = (reader, ChainHinge(), x, word, 32)
     for model, loss, inputs, target, batch in tqdm([per_letter, structured], desc="words", unit="run"):

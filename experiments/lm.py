@@ -26,10 +26,9 @@ class Text:
 
     ids: Tensor
     context: int
-    limit: int | None = None
 
     def __len__(self) -> int:
-        return min((len(self.ids) - 1) // self.context, self.limit or len(self.ids))
+        return (len(self.ids) - 1) // self.context
 
 
 def encode(text: str) -> Tensor:
@@ -55,13 +54,13 @@ def load(data: Path, context: int, windows: int | None, held: int | None) -> tup
     Of the training text the first ``windows`` are used (None: all).
     """
     files = [data / "snli_1.0" / f"snli_1.0_{name}.jsonl" for name in ("train", "dev", "test")]
-    made = [Text(encode(read(file)), context) for file in files]
-    for file, text in zip(files, made, strict=True):
-        if len(text) < 1:
-            raise ValueError(f"{file} has {len(text.ids)} characters; expected at least {context + 1}, the context")
-    if windows is not None:
-        made[0] = Text(made[0].ids[: windows * context + 1], context)
-    return made[0], Text(made[1].ids, context, held), made[2]
+    texts = [encode(read(file)) for file in files]
+    for file, ids in zip(files, texts, strict=True):
+        if len(ids) <= context:
+            raise ValueError(f"{file} has {len(ids)} characters; expected at least {context + 1}, the context")
+    ends = (count and count * context + 1 for count in (windows, held, None))
+    train, val, test = (Text(ids[:end], context) for ids, end in zip(texts, ends, strict=True))
+    return train, val, test
 
 
 def take(text: Text, index: Tensor, generator: torch.Generator | None) -> tuple[tuple[Tensor], Tensor]:

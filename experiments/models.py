@@ -44,7 +44,7 @@ class WideResNet(nn.Sequential):
             for k in range(blocks):
                 layers.append(_Residual(inputs if k == 0 else outputs, outputs, 2 if k == 0 and stage else 1))
         super().__init__(*layers, *_head(channels[-1], classes))
-        _initialise(self)
+        self.apply(_initialise)
 
 
 class _Dense(nn.Module):
@@ -76,7 +76,7 @@ class DenseNet(nn.Sequential):
                 layers += [*_activated(channels, channels // 2, 1), nn.AvgPool2d(2)]
                 channels //= 2
         super().__init__(*layers, *_head(channels, classes))
-        _initialise(self)
+        self.apply(_initialise)
 
 
 class SentencePairBiLSTM(nn.Module):
@@ -97,9 +97,14 @@ class SentencePairBiLSTM(nn.Module):
         )
 
     def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The largest state of each unit over the sentence, ``[n, 2·hidden]``."""
+        """The largest state of each unit over the sentence, ``[n, 2·hidden]``.
+
+        In float32: oneDNN has no bfloat16 LSTM for CPUs without AVX-512.
+        """
         packed = nn.utils.rnn.pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=-torch.inf)
+        with torch.autocast(words.device.type, enabled=False):
+            output, _ = self.lstm(packed)
+        states, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True, padding_value=-torch.inf)
         return states.max(1).values
 
     def forward(self, first: Tensor, first_lengths: Tensor, second: Tensor, second_lengths: Tensor) -> Tensor:
@@ -125,9 +130,8 @@ def _head(channels: int, classes: int) -> list[nn.Module]:
     return [*pooled, nn.Linear(channels, classes)]
 
 
-def _initialise(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from experiments.config import Config, known
-from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses, metrics
+from proxsvm import DualPoint, ProxOptimizer, ProxProblem, losses
 from proxsvm._extras import load
 from proxsvm.linearization.cheap_jvp import cheap_jvp
 from proxsvm.losses import L1Regression, MultiClassHinge
+from proxsvm.metrics import Diagonal, Euclidean, Kronecker
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
@@ -85,8 +86,7 @@ class Recipe:
         return value
 
 
-METRICS: dict[str, Any] = {"": metrics.Euclidean}
-METRICS |= {kind.__name__.lower(): kind for kind in (metrics.Euclidean, metrics.Diagonal, metrics.Kronecker)}
+METRICS = {"": Euclidean, "euclidean": Euclidean, "diagonal": Diagonal, "kronecker": Kronecker}
 
 
 class FullStep(SingleStepFW):

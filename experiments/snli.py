@@ -1,4 +1,4 @@
-"""SNLI sentence pairs and GloVe word vectors in their official formats, and the sentence-pair model over them.
+"""SNLI sentence pairs and GloVe word vectors in their official formats.
 
 Differences from InferSent (Conneau et al., EMNLP 2017), whose protocol the paper follows: words are lower-cased and
 split by a regular expression here (there: the Moses tokeniser, with case); a word without a vector reads the mean
@@ -16,16 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import TensorDataset
 
-from experiments.models import SentencePairBiLSTM
 from experiments.task import damaged, need
 
 LABELS = ("entailment", "neutral", "contradiction")
 PADDING, UNKNOWN = 0, 1  # rows of the vectors
 WORD = re.compile(r"\w+(?=n't)|n't|'\w+|\w+|[^\w\s]")  # "don't" is "do" and "n't", as in GloVe
-
-Sentences = list[list[str]]
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -99,28 +97,13 @@ def load(
     return train, val, test, vectors
 
 
-def take(split: TensorDataset, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The model's inputs and the labels at ``index``, padded to the longest sentence among them."""
-    a, m, b, n, y = split[index]
-    return (a[:, : int(m.max())], m, b[:, : int(n.max())], n), y
+def take(vectors: Tensor, split: TensorDataset, index: Tensor, _: object = None) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The model's inputs, with the words' frozen ``vectors``, and the labels at ``index``.
 
-
-class WordPairModel(SentencePairBiLSTM):
-    """The sentence-pair network on word ids: frozen ``vectors [V, E]``, then :class:`SentencePairBiLSTM`.
-
-    The vectors are not parameters and not in the state dict: they come from the data.
+    Padded to the longest sentence among them.
     """
-
-    vectors: Tensor
-
-    def __init__(self, vectors: Tensor, hidden: int, layer: int, classes: int = 3) -> None:
-        super().__init__(vectors.shape[1], hidden, layer, classes)
-        self.register_buffer("vectors", vectors, persistent=False)
-
-    def encode(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """In float32: oneDNN has no bfloat16 LSTM for CPUs without AVX-512."""
-        with torch.autocast(words.device.type, enabled=False):
-            return super().encode(self.vectors[words], lengths)
+    a, m, b, n, y = split[index]
+    return (vectors[a[:, : int(m.max())]], m, vectors[b[:, : int(n.max())]], n), y
 
 
 def _lines(file: Path, data: str) -> Iterable[str]:
@@ -128,9 +111,7 @@ def _lines(file: Path, data: str) -> Iterable[str]:
         yield from lines
 
 
-def _padded(sentences: Sentences, ids: dict[str, int]) -> tuple[Tensor, Tensor]:
+def _padded(sentences: list[list[str]], ids: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Word ids ``[n, T]`` and lengths ``[n]``."""
-    lengths = np.array([len(sentence) for sentence in sentences])
-    table = np.full((len(sentences), lengths.max()), PADDING)
-    table[np.arange(lengths.max()) < lengths[:, None]] = [ids.get(word, UNKNOWN) for word in chain(*sentences)]
-    return torch.from_numpy(table), torch.from_numpy(lengths)
+    rows = [torch.tensor([ids.get(word, UNKNOWN) for word in sentence]) for sentence in sentences]
+    return pad_sequence(rows, batch_first=True, padding_value=PADDING), torch.tensor(list(map(len, rows)))

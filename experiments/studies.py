@@ -48,7 +48,7 @@ class Study:
 
     def changed(self, **entries: Any) -> Study:
         """The study with these entries of the configs of its grid, those that are given."""
-        given = {name: value for name, value in entries.items() if value}
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in entries.items() if v}
         epochs = given.get("epochs", self.epochs)
         return replace(self, grid=tuple(replace(run, **given) for run in self.grid), epochs=epochs)
 

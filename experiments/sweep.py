@@ -25,6 +25,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout  # torch depends on it, too
 from tqdm import tqdm
 
+from experiments import config as configs
 from experiments import train
 from experiments.config import Config, asked, from_dict
 from experiments.optimizers import OPTIMIZERS
@@ -33,6 +34,7 @@ from experiments.report.results import read
 from experiments.studies import SCALES, Study, study_of
 from experiments.train import Result, done, write
 
+CHANGES = ("epochs", "images", "precision", "compile", "records")  # of every run, where they are given
 PAUSE = 2.0  # seconds between two checks of the runs of other workers
 tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while it draws would stop them all
 
@@ -49,9 +51,9 @@ class Sweep:
     until: float = math.inf
     known: dict[Config, Result] = field(default_factory=dict)
     quiet: bool = True
+    _runs: dict[Config, None] = field(default_factory=dict, init=False)  # all that were asked for so far
 
     def __post_init__(self) -> None:
-        self._runs: dict[Config, None] = {}  # all that were asked for so far
         self.bar = tqdm(total=0, unit="epoch", disable=True if self.quiet else None)  # one, and only on a terminal
 
     def found(self, run: Config) -> Result:
@@ -79,24 +81,21 @@ class Sweep:
     def finish(self, runs: Sequence[Config]) -> list[Result]:
         """Run what has no result yet, until all have one, from this worker or from others."""
         self._runs |= dict.fromkeys(runs)
-        number = {run: k for k, run in enumerate(self._runs, 1)}
-        self.bar.total = sum(run.epochs for run in number)
+        self.bar.total = sum(run.epochs for run in self._runs)
         while True:
-            epochs = {run: len(self.found(run)["curve"]) for run in number}
+            epochs = {run: len(self.found(run)["curve"]) for run in self._runs}
             self.bar.n = sum(epochs.values())
             if not (waiting := [run for run in runs if epochs[run] < run.epochs]):
                 return [self.found(run) for run in runs]
             fewest = min(epochs[run] for run in waiting)
             waiting = [run for run in waiting if epochs[run] == fewest or not self.study.turns]
-            titles = {
-                run: f"run {number[run]} of {len(number)}, {OPTIMIZERS[run.optimizer].name} {run.lr}" for run in waiting
-            }
-            taken = [self._take(run, name) for run, name in titles.items()]
-            if not any(taken):
+            if not any(self._take(run) for run in waiting):
                 time.sleep(PAUSE)  # others are at work on the rest
 
-    def _take(self, run: Config, name: str) -> bool:
+    def _take(self, run: Config) -> bool:
         """Execute a run, unless it is done or another worker has its lock."""
+        number = list(self._runs).index(run) + 1
+        name = f"run {number} of {len(self._runs)}, {OPTIMIZERS[run.optimizer].name} {run.lr}"
         if time.monotonic() > self.until:
             raise train.TimeUp(name)
         at = self.out / name_of(run)
@@ -131,12 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/sweeps"), help="the folder of all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with OMP_NUM_THREADS threads")
     parser.add_argument("--seeds", type=int, nargs="+", help="for the chosen runs or, if nothing is chosen, for all")
-    parser.add_argument("--epochs", type=int, help="of every run; default: the study's")
-    parser.add_argument("--images", type=int, help="training samples of every run; default: the study's")
-    parser.add_argument("--precision", help="float32 or bfloat16; default: the study's")
-    parser.add_argument("--compile", help="a backend of torch.compile, such as inductor")
+    configs.add_arguments(parser, CHANGES)
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after this time; the same command resumes")
-    parser.add_argument("--records", type=int, nargs=2, help="images in CIFAR's files, if these are a subset")
     parser.add_argument("--so-far", action="store_true", help="run nothing; write the results of the finished runs")
     parser.add_argument("--go-on", action="store_true", help="do not repeat the runs in the results file in --results")
     parser.add_argument("--fast-cut", action="store_true", help="CamVid's default where PyMaxflow is installed")
@@ -149,8 +144,7 @@ def main(args: argparse.Namespace) -> None:
     study = study_of(args.study, args.scale, args.data)
     if args.seeds is not None:
         study = study.with_seeds(args.seeds)
-    study = study.changed(precision=args.precision, compile=args.compile, records=tuple(args.records or ()))
-    study = study.changed(epochs=args.epochs, images=args.images)
+    study = study.changed(**{name: getattr(args, name) for name in CHANGES})
     file = args.results / args.scale / f"{study.name}.jsonl"
     lines = file.read_text().splitlines() if args.go_on and file.exists() else []
     known = {asked(from_dict(result["config"])): result for result in filter(done, map(json.loads, lines))}

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from experiments.config import known
 from experiments.task import HINTS, damaged, need
 
 CALIFORNIA, BIKE = (HINTS["columns"][name].split() for name in ("california", "bike"))  # the target last
@@ -50,9 +51,7 @@ def load(data: Path, name: str, seed: int = 0) -> tuple[list[TensorDataset], flo
     Bike's rows are hours of two years: neighbours fall on both sides of a random split, as is usual for this set, so
     its error measures interpolation, not a forecast.
     """
-    if name not in READERS:
-        raise ValueError(f"no data set named {name!r}; there are {', '.join(READERS)}")
-    x, y, numbers = READERS[name](data)
+    x, y, numbers = READERS[known("data set", name, READERS)](data)
     order = np.random.default_rng(seed).permutation(len(y))
     train, val, test = np.split(order, [int(0.7 * len(y)), int(0.85 * len(y))])
     mean, std = x[train, :numbers].mean(0), x[train, :numbers].std(0)

@@ -66,9 +66,7 @@ class Task:
 
     def epoch(self, size: int, generator: torch.Generator) -> Sequence[Tensor]:
         """The batches of an epoch, as indices of the training samples."""
-        if self.batches is not None:
-            return self.batches(size, generator)
-        return indices(len(self.train), size, generator)
+        return self.batches(size, generator) if self.batches else indices(len(self.train), size, generator)
 
 
 def indices(n: int, size: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
@@ -89,6 +87,24 @@ def similar(lengths: Tensor, size: int, generator: torch.Generator, pool: int) -
 def within(lengths: Tensor, size: int) -> Tensor:
     """Where padded samples have an entry, ``[B, size]``."""
     return torch.arange(size) < lengths[:, None]
+
+
+def percent(found: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Right entries, and samples that are right throughout: from where they are right, and where there are any."""
+    counts = [[(right & real).sum(), real.sum(), (right | ~real).all(1).sum(), len(real)] for right, real in found]
+    entries, of_entries, samples, of_samples = torch.tensor(counts).sum(0).tolist()
+    return 100 * entries / of_entries, 100 * samples / of_samples
+
+
+class Neighbours(nn.Module):
+    """Scores of a chain: those of each position by a network, and one for each of ``K²`` pairs of neighbours."""
+
+    def __init__(self, network: nn.Module, K: int) -> None:
+        super().__init__()
+        self.network, self.pairs = network, nn.Parameter(torch.zeros(K, K))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network(x), self.pairs
 
 
 def seen(loss: type[nn.Module], view: Callable[[Any, Any], tuple[Any, Any]]) -> type[nn.Module]:

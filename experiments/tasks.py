@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from experiments import cifar, lm, snli, tabular
 from experiments.config import Config, known
-from experiments.models import DenseNet, WideResNet
+from experiments.models import DenseNet, SentencePairBiLSTM, WideResNet
 from experiments.structured import camvid, chunking, matching, ocr, parsing, segments, sentences
 from experiments.task import Task, similar
 
@@ -58,8 +58,8 @@ def sentence_pairs(config: Config) -> Task:
     train, val, test, vectors = snli.load(Path(config.data), config.images or None, seed=0, glove=glove)
     return Task(
         *(train, val, test),
-        network=lambda: snli.WordPairModel(vectors, hidden, layer),
-        take=snli.take,
+        network=partial(SentencePairBiLSTM, vectors.shape[1], hidden, layer),
+        take=partial(snli.take, vectors),
         score=right,
         # not by the second sentence: its length depends on the label, the first one's does not
         batches=lambda size, generator: similar(train.tensors[1], size, generator, pool=32),

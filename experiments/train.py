@@ -123,7 +123,8 @@ def run(
         lines.append(line)
         if first:
             training.train()
-            keep(out, training.parts, lines)
+            checkpoint.save(out / "last.pt", **training.parts, lines=lines)
+            log(out, lines)
             tell(line)
         if training.world > 1:
             dist.barrier()
@@ -139,9 +140,12 @@ def _epoch(training: Training, network: nn.Module, epoch: int) -> Line:
     for found, count in steps(training, network, epoch):
         totals += found * count
         samples += count
-        each_step["step_size"].append(_step_size(training.optimizer))
-        if (last := getattr(training.optimizer, "last", None)) is not None:
+        group, last = training.optimizer.param_groups[0], getattr(training.optimizer, "last", None)
+        if last is not None:
             each_step["gamma"].append(last.gamma)
+        # γη; ALI-G's own step-size; the learning rate of the others
+        size = group["step_size"] if "step_size" in group else group["lr"] * (1.0 if last is None else last.gamma)
+        each_step["step_size"].append(size)
     value, score = (totals / samples).tolist()
     seen = {"train_loss": value} | ({f"train_{training.task.measure}": score} if training.task.score else {})
     means = {name: torch.tensor([float(x) for x in values]).mean() for name, values in each_step.items() if values}
@@ -195,15 +199,6 @@ def _judge(training: Training, last: bool) -> Line:
         line |= {"test_measures": found} if len(found[""]) > 1 else {}
         line["test_last"] = {k: evaluate(config, task, end, task.test) for k, end in ends.items()}
     return line
-
-
-def _step_size(optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """γη; ALI-G's own step-size; the learning rate of the others."""
-    group = optimizer.param_groups[0]
-    if "step_size" in group:
-        return group["step_size"]
-    last = getattr(optimizer, "last", None)
-    return group["lr"] * (1.0 if last is None else last.gamma)
 
 
 def passes(config: Config) -> AbstractContextManager[Any]:
@@ -351,12 +346,6 @@ def so_far(out: Path) -> Result | None:
     tests = dict.fromkeys(("test", "test_averaged", "test_last"))
     tests |= {name: value for name, value in lines[-1].items() if name.startswith("test")}
     return json.loads((out / "config.json").read_text()) | {"curve": curve} | tests
-
-
-def keep(out: Path, parts: dict[str, Any], lines: list[Line]) -> None:
-    """Save a checkpoint after an epoch, and then the log."""
-    checkpoint.save(out / "last.pt", **parts, lines=lines)
-    log(out, lines)
 
 
 def resume(out: Path, parts: dict[str, Any]) -> list[Line]:

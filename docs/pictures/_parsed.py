@@ -31,7 +31,7 @@ def predicted(run: Path, data: Path) -> tuple[list[str], Arcs, Arcs]:
     sentences = sorted(split["test"], key=lambda s: len(s.words))
     for at, sentence in enumerate(sentences):
         if 9 <= len(sentence.words) <= 13 and sentence.words[0].istitle():
-            inputs, (*_, lengths) = parsing.take(training.task.test, [at])
+            inputs, (*_, lengths) = training.task.take(training.task.test, torch.tensor([at]), None)
             heads, kinds = (x[0].tolist() for x in decode(model(*inputs), lengths=lengths))
             truth = list(zip(sentence.heads, sentence.relations, strict=True))
             found = list(zip(heads, (names[k] for k in kinds), strict=True))

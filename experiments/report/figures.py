@@ -8,14 +8,12 @@ python -m experiments figure all --out docs/pictures/experiments
 from __future__ import annotations
 
 import argparse
-import inspect
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import style
@@ -113,10 +111,8 @@ def along_eta(runs: DataFrame, averaged: bool = False) -> dict[str, list[Candida
 
 def plot_eta(ax: Axes, line: Sequence[Candidate], value: Callable[[Candidate], float] = validated, **look: Any) -> None:
     """A value against η; seeds are averaged, diverged runs are left out."""
-    y = np.array([value(c) for c in line], dtype=float)
-    y[~np.isfinite(y)] = np.nan
     constant = line[0].optimizer == "sgd" and not line[0].method.scheduled
-    ax.plot([c.eta for c in line], y, marker="^" if constant else "o", ms=4, **look)
+    ax.plot([c.eta for c in line], list(map(value, line)), marker="^" if constant else "o", ms=4, **look)
 
 
 # The figures: each takes a title and the runs of one task.
@@ -266,45 +262,37 @@ def _exact_and_full(ax: Axes, runs: DataFrame, lost: float) -> None:
 # Which can be drawn.
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A figure that can be drawn, and the study it belongs to, if there is one."""
 
-    name: str
     study: str
     draw: partial[Figure]
-
-    @property
-    def caption(self) -> str:
-        return inspect.getdoc(self.draw.func) or ""
 
 
 def drawings(results: Results) -> dict[str, Drawing]:
     """All figures that can be drawn from these results, by name."""
-    return {drawing.name: drawing for drawing in _drawings(results)}
-
-
-def _drawings(results: Results) -> Iterator[Drawing]:
+    found = {}
     ablations, etas = ({n: results[n] for n in results if names.kind(n) == kind} for kind in ("ablation", "decades"))
     first = ("decades-digits", "decades-california")  # an interpolating task and one that is not
     etas = {name: etas[name] for name in (*first, *etas) if name in etas}
     if ablations:
-        yield Drawing("gamma", "", partial(gamma, ablations))
+        found["gamma"] = Drawing("", partial(gamma, ablations))
     if etas:
-        yield Drawing("decades", "", partial(decades, dict(list(etas.items())[:2])))
-        yield Drawing("decades-all", "", partial(decades, etas))
-        yield Drawing("decades-last", "", partial(decades, etas, averaged=False))
+        found["decades"] = Drawing("", partial(decades, dict(list(etas.items())[:2])))
+        found["decades-all"] = Drawing("", partial(decades, etas))
+        found["decades-last"] = Drawing("", partial(decades, etas, averaged=False))
     for study, runs in results.items():
         title, tried = names.study(study), grid(runs)
         if names.kind(study) or not runs.curve.map(lambda run: np.isfinite(run[-1]["train"])).any():
             continue  # they have tables in common; the structured tasks measure nothing but validation
         if any(len(line) > 1 for line in along_eta(tried).values()):
             name = "sensitivity" if study == "sensitivity" else f"sensitivity-{study}"
-            yield Drawing(name, study, partial(sensitivity, title, tried))
+            found[name] = Drawing(study, partial(sensitivity, title, tried))
         if study != "sensitivity":
-            yield Drawing(f"errors-{study}", study, partial(errors, title, runs))
+            found[f"errors-{study}"] = Drawing(study, partial(errors, title, runs))
             if (runs.optimizer == "dfw").any():
-                yield Drawing(f"step-size-{study}", study, partial(step_size, title, runs))
+                found[f"step-size-{study}"] = Drawing(study, partial(step_size, title, runs))
+    return found
 
 
 @STYLE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import inspect
 import re
 import shlex
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from experiments.report import names, tables
 from experiments.report.figures import drawings, png
-from experiments.report.results import Results, plain, read, read_costs, together
+from experiments.report.results import Results, plain, read, read_costs
 from experiments.report.tables import Bold
 from experiments.studies import EVIDENCE, SCALES, STRUCTURED
 from experiments.train import COMMIT
@@ -38,7 +39,9 @@ def render(scales: dict[str, Results], command: str, costs: DataFrame) -> str:
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     environment.tests["slanted"] = lambda cell: cell.startswith("*") and cell.endswith("*")  # as in Markdown
     environment.filters["drawn"] = lambda drawing: base64.b64encode(png(drawing.draw())).decode()
-    environment.filters |= {"drawings": drawings, "kind": of_kind, "together": lambda found: plain(together(found))}
+    environment.filters["caption"] = lambda drawing: inspect.getdoc(drawing.draw.func)
+    environment.filters["together"] = lambda found: plain(concat(found.values()))
+    environment.filters |= {"drawings": drawings, "kind": of_kind}
     environment.filters["sections"] = lambda body: re.findall(r'<section id="(.*?)">\n<h2>(.*?)</h2>', body)
     there = {names.kind(name) or name for name in scales["small"]}
     small = SCALES["small"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pandas import DataFrame, Series, concat, read_csv
+from pandas import DataFrame, Series, read_csv
 
 from experiments.config import from_dict
 from experiments.optimizers import OPTIMIZERS
@@ -189,8 +189,3 @@ def spread(values: Series, lower: bool, deviation: bool = True) -> str:
     digits = sum(abs(values.iloc[0]) < bound for bound in (1, 10, 100, 1000)) if lower else 1
     tail = f" ± {values.std():,.{digits}f}" if deviation and len(values) > 1 else ""
     return f"{mean(values):,.{digits}f}{tail}"  # exact: pandas' rounds, and so does the format
-
-
-def together(results: Results) -> DataFrame:
-    """The runs of several studies."""
-    return concat(list(results.values()), ignore_index=True)

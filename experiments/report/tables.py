@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame, Series, concat, read_csv
 
 from experiments.config import Config
@@ -21,8 +22,6 @@ OURS = ("dfw", "dfw-full", "multistep")
 
 class Bold(str):
     """A cell that is the best of its column."""
-
-    __slots__ = ()
 
 
 @dataclass
@@ -215,12 +214,11 @@ def timed(studies: Results, costs: DataFrame) -> Table:
 
 def _until(run: Any, ratio: float) -> float:
     """The best validation value within 1 / ratio of the run's epochs, or all of them; inf if it finished none."""
-    part, done = math.modf(min(len(run.values) / ratio, len(run.values)))
-    seen, after = run.values[: int(done)], run.values[int(done) :]
-    if not seen or not all(map(math.isfinite, run.values)):
+    length = len(run.values)
+    end = min(length / ratio, length)
+    if end < 1 or not all(map(math.isfinite, run.values)):
         return math.inf
-    seen += [seen[-1] + part * (after[0] - seen[-1])] if after else []
-    return (min if run.lower else max)(seen)
+    return (min if run.lower else max)([*run.values[: int(end)], np.interp(end, range(1, length + 1), run.values)])
 
 
 def ranks(studies: Results) -> Table:

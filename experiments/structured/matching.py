@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured import chunking, ocr
-from experiments.task import Task, indices, seen, within
+from experiments.task import Task, indices, percent, seen, within
 from proxsvm.losses import CrossEntropy, StructuredHinge
 from proxsvm.structures import Matching
 
@@ -46,12 +46,12 @@ class Ranker(nn.Module):
 
     def __init__(self, most: int, width: int = 64) -> None:
         super().__init__()
-        self.letter = nn.Sequential(*ocr.letter_layers(width))
+        self.letter = ocr.Letters(width)
         self.rank = nn.Sequential(nn.Linear(2 * width + 1, width), nn.ReLU(), nn.Linear(width, most))
 
     def forward(self, pixels: Tensor, sizes: Tensor) -> Tensor:
-        B, n, _ = pixels.shape
-        x = self.letter(pixels.reshape(-1, 1, 16, 8)).view(B, n, -1) * within(sizes, n)[..., None]
+        n = pixels.shape[1]
+        x = self.letter(pixels) * within(sizes, n)[..., None]
         word = torch.cat([x.sum(1) / sizes[:, None], sizes[:, None] / n], 1)
         return self.rank(torch.cat([x, word[:, None].expand(-1, n, -1)], 2))[..., :n]
 
@@ -66,13 +66,11 @@ def rank_by_rank(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def in_order(outputs: Iterable[tuple[Tensor, tuple[Tensor, Tensor]]], _: str) -> dict[str, float]:
     """Letters at their rank and words in order, in percent."""
-    right, exact = [], []
-    for scores, (ranks, sizes) in outputs:
-        real = within(sizes[:, 0], scores.shape[1])
-        same = StructuredHinge(Matching()).decode(scores, sizes=sizes) == ranks
-        right.append(same[real])
-        exact.append((same | ~real).all(1))
-    return {name: 100 * float(torch.cat(x).float().mean()) for name, x in {"letters": right, "words": exact}.items()}
+    letters, words = percent(
+        (StructuredHinge(Matching()).decode(scores, sizes=sizes) == ranks, within(sizes[:, 0], scores.shape[1]))
+        for scores, (ranks, sizes) in outputs
+    )
+    return {"letters": letters, "words": words}
 
 
 def task(folder: Path) -> Task:

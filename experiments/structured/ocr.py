@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import TensorDataset
 
-from experiments.task import Task, indices, need, seen, within
+from experiments.task import Neighbours, Task, indices, need, percent, seen, within
 from proxsvm import ProxProblem
 from proxsvm.losses import ChainCRF, ChainHinge, MultiClassHinge
 from proxsvm.solvers import MultiStepFW
@@ -48,35 +48,25 @@ def load(path: Path) -> tuple[TensorDataset, Tensor]:
     return TensorDataset(*padded, lengths), torch.tensor(rows[5].to_numpy()[ends - 1])
 
 
-class Linear(nn.Module):
-    """Linear unary scores, and one score for each pair of neighbouring letters; all zero at first."""
+class Letters(nn.Sequential):
+    """``width`` features of each letter, ``[B, T, width]``, by a small convolutional network on its pixels."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.W, self.A = nn.Parameter(torch.zeros(129, K)), nn.Parameter(torch.zeros(K, K))
+    def __init__(self, width: int) -> None:
+        first = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        second = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        super().__init__(*first, *second, nn.Flatten(), nn.Linear(32 * 4 * 2, width), nn.ReLU())
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x @ self.W, self.A
-
-
-def letter_layers(width: int) -> list[nn.Module]:
-    """From images of letters, ``[n, 1, 16, 8]``, to ``width`` features."""
-    first = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    second = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    return [*first, *second, nn.Flatten(), nn.Linear(32 * 4 * 2, width), nn.ReLU()]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[..., :128].reshape(-1, 1, 16, 8)).view(*x.shape[:2], -1)
 
 
-class ConvNet(nn.Module):
-    """Unary scores of a small convolutional network on each letter, and pairwise scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unary = nn.Sequential(*letter_layers(64), nn.Linear(64, K))
-        self.A = nn.Parameter(torch.zeros(K, K))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        images = x[..., :128].reshape(-1, 1, 16, 8)
-        return self.unary(images).view(*x.shape[:2], K), self.A
+def network(model: str) -> nn.Module:
+    """Scores of letters, linear and zero at first or of a small convolutional network, and of pairs of neighbours."""
+    if model == "conv":
+        return Neighbours(nn.Sequential(Letters(64), nn.Linear(64, K)), K)
+    linear = nn.Linear(129, K, bias=False)
+    nn.init.zeros_(linear.weight)
+    return Neighbours(linear, K)
 
 
 def letters(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
@@ -89,11 +79,10 @@ def letters(scores: Any, target: Any) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def letters_right(outputs: Iterable[tuple[Any, tuple[Tensor, Tensor]]]) -> float:
     """The fraction of right letters, in percent, of scores and targets."""
-    same = [
-        (ChainHinge().decode(scores, lengths=lengths) == labels)[within(lengths, labels.shape[1])]
+    return percent(
+        (ChainHinge().decode(scores, lengths=lengths) == labels, within(lengths, labels.shape[1]))
         for scores, (labels, lengths) in outputs
-    ]
-    return 100 * int(torch.cat(same).sum()) / len(torch.cat(same))
+    )[0]
 
 
 def task(protocol: str, model: str, folder: Path) -> Task:
@@ -109,7 +98,7 @@ def task(protocol: str, model: str, folder: Path) -> Task:
     train, val, test = order if model else order[held:], order[:held], ~inside
     return Task(
         *(TensorDataset(*words[part]) for part in (train, val, test)),
-        network=ConvNet if model == "conv" else Linear,
+        network=partial(network, model),
         batches=lambda _, generator: indices(len(train), 32, generator),
         losses={
             "likelihood": ChainCRF,
@@ -141,5 +130,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if given.verify:
         verify_word(load(given.data / "letter.data")[0], given.verify)
-    for name in ("first-ocr-small", "first-ocr-large") if not given.verify else ():
-        alias(name, words=["--data", str(given.data), *rest])
+    else:
+        for name in ("first-ocr-small", "first-ocr-large"):
+            alias(name, words=["--data", str(given.data), *rest])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.structured.chunking import Vocabulary, Words, indexed, words_task
-from experiments.task import Task, need, seen, within
+from experiments.task import Task, need, percent, seen, within
 from proxsvm.losses import CRF, CrossEntropy, StructuredHinge
 from proxsvm.structures import ProjectiveTree, SpanningTree, Structure
 
@@ -112,16 +112,14 @@ def structure_of(loss: str) -> Structure:
 def attachment(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], loss: str) -> dict[str, float]:
     """Labelled and unlabelled attachment and exact sentences (heads and relations), in percent, by the best tree."""
     structure = StructuredHinge(structure_of(loss))
-    counts = torch.zeros(5, dtype=torch.long)
+    arcs, both = [], []
     for scores, (heads, relations, lengths) in outputs:
         found, kinds = structure.decode(scores, lengths=lengths)
         real = within(lengths, heads.shape[1])
-        arc = (found == heads) & real
-        both = arc & (kinds == relations)
-        exact = (both | ~real).all(1)
-        counts += torch.stack([both.sum(), arc.sum(), real.sum(), exact.sum(), torch.tensor(len(exact))])
-    las, uas, words, exact, sentences = counts.tolist()
-    return {"LAS": 100 * las / words, "UAS": 100 * uas / words, "exact": 100 * exact / sentences}
+        arcs.append((found == heads, real))
+        both.append(((found == heads) & (kinds == relations), real))
+    las, exact = percent(both)
+    return {"LAS": las, "UAS": percent(arcs)[0], "exact": exact}
 
 
 def task(folder: Path) -> Task:

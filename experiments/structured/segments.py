@@ -7,10 +7,11 @@ A word outside of all chunks is a segment of its own, and no chunk of the traini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,17 +49,14 @@ class Chunker(Words):
         return first[:, :, None] + last[:, end] + inside + self.length
 
 
-@torch.no_grad()
-def chunk_f1(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], kinds: list[str]) -> float:
-    """Of scores and targets."""
-    found, truth = [], []
+def tagged(outputs: Iterable[tuple[Tensor, tuple[Tensor, ...]]], kinds: list[str]) -> Iterator[tuple[Any, Any]]:
+    """The BIO tags of each sentence and those of its best segments."""
     for scores, (labels, ends, lengths) in outputs:
-        for segments in StructuredHinge(Segments()).decode(scores, lengths=lengths):
-            found.append([tag for start, end, k in segments for tag in tags(kinds[k], end - start)])
-        for y, ending, length in zip(labels, ends, lengths, strict=True):
-            cuts = [0, *(ending[:length].nonzero()[:, 0] + 1).tolist()]
-            truth.append([tag for a, b in pairwise(cuts) for tag in tags(kinds[y[a]], b - a)])
-    return f1(truth, found)
+        decoded = StructuredHinge(Segments()).decode(scores, lengths=lengths)
+        for y, ending, found in zip(labels, ends, decoded, strict=True):
+            cuts = [0, *(ending[: found[-1][1]].nonzero()[:, 0] + 1).tolist()]
+            truth = [(a, b, y[a]) for a, b in pairwise(cuts)]
+            yield tuple([tag for a, b, k in each for tag in tags(kinds[k], b - a)] for each in (truth, found))
 
 
 def tags(kind: str, length: int) -> list[str]:
@@ -75,7 +73,7 @@ def task(folder: Path) -> Task:
         partial(encode, vocabulary, kinds),
         network=partial(Chunker, vocabulary, len(kinds)),
         losses={"likelihood": lambda: CRF(Segments()), "hinge": lambda: StructuredHinge(Segments(), smooth=True)},
-        judge=lambda outputs, _: chunk_f1(outputs, kinds),
+        judge=lambda outputs, _: f1(tagged(outputs, kinds)),
     )
 
 
