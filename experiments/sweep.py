@@ -1,4 +1,4 @@
-"""A study's runs, shared by any number of processes, and of machines with a common train.
+"""A study's runs, shared by any number of processes, and of machines with a common folder.
 
 python -m experiments sweep cifar10 --scale small --data DIR --workers 2
 
