@@ -96,8 +96,7 @@ class RowBlocks(Blocks):
         if self.evaluations % REFRESH == 0 and self.newton is None:
             self._refresh()
         if not self.sparse:
-            dense: Array = (self.model.data @ self.W.T).astype(np.float64, copy=False)
-            return dense
+            return to_numpy(self.features @ torch.as_tensor(self.W).to(self.features).t())
         v = np.empty((len(self.p), len(self.W)))
         loops.sparse_products(self.W, v, *self.model[-3:])
         return v
