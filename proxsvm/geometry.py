@@ -332,38 +332,39 @@ class Bucket:
         if x is not None:
             self._first = self.inside(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
+        unless = None if known(skip) is False else skip
         moved, self._first = self._first * (-self.eta * factor), None
         d, w = self.map(self.matrix.rotate_back, moved), self.flat(self.w)
         new: dict[str, Tensor] = {}
         if "z" in self.vectors:
             z = self.flat(self.vectors["z"]).mul_(mu).add_(d)
-            new["z"] = self._unless(skip, "z", z.addcmul_(w, lift, value=-1) if self.decay else z)
+            new["z"] = self._unless(unless, "z", z.addcmul_(w, lift, value=-1) if self.decay else z)
             d = torch.add(d, self._rounded(new["z"]), alpha=mu)
         if self.decay:
-            d = d - drop * w
+            d = torch.addcmul(d, w, drop, value=-1) if isinstance(drop, Tensor) else torch.sub(d, w, alpha=drop)
         if "moved" in self.vectors:
             turned = self.map(self.matrix.rotate, d) if self.decay or "z" in new else moved
-            new["moved"] = self._unless(skip, "moved", self.coordinates("moved").add_(turned))
-        new["w"] = self._unless(skip, "w", w.add_(d))
+            new["moved"] = self._unless(unless, "moved", self.coordinates("moved").add_(turned))
+        new["w"] = self._unless(unless, "w", w.add_(d))
         if "q" in self.vectors:
-            new["q"] = self._unless(skip, "q", self.coordinates("q").lerp_(self.coordinates("g"), 1 - mu))
+            new["q"] = self._unless(unless, "q", self.coordinates("q").lerp_(self.coordinates("g"), 1 - mu))
         if "average" in self.vectors:
             mean = self.flat(self.vectors["average"]).lerp_(self._rounded(new["w"]), rate)
-            new["average"] = self._unless(skip, "average", mean)
+            new["average"] = self._unless(unless, "average", mean)
         self._coordinates = {}
         pairs = [pair for name, x in new.items() for pair in zip(self.vectors[name], self.views(x), strict=True)]
-        learned, numbers = self._learned(skip)
+        learned, numbers = self._learned(unless)
         return [*copying([*pairs, *learned]), *numbers], skip
 
-    def _unless(self, skip: Tensor, name: str, new: Tensor) -> Tensor:
+    def _unless(self, skip: Tensor | None, name: str, new: Tensor) -> Tensor:
         """What is kept under ``name`` after the step: ``new``, or as before, bit for bit, if ``skip`` holds."""
-        return new if known(skip) is False else torch.where(skip, self.flat(self.vectors[name]), new)
+        return new if skip is None else torch.where(skip, self.flat(self.vectors[name]), new)
 
     def _rounded(self, x: Tensor) -> Tensor:
         """``x`` as the parameters can hold it."""
         return x.to(self.w[0].dtype).to(self.dtype)
 
-    def _learned(self, skip: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Write]]:
+    def _learned(self, skip: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], list[Write]]:
         """The tensors of the metric and their values after the step, unless ``skip`` holds; what sets its numbers."""
         pairs: list[tuple[Tensor, Tensor]] = []
         numbers: list[Write] = []
@@ -375,7 +376,7 @@ class Bucket:
                 if not isinstance(x, Tensor):  # a plain number is counted whether the step is skipped or not
                     numbers.append(partial(self.kept.metric[i].update, {name: x}))
                 elif x is not before[name]:
-                    x = x if known(skip) is False else torch.where(skip, before[name], x)
+                    x = x if skip is None else torch.where(skip, before[name], x)
                     if self.group.metric.elementwise:  # one vector was observed instead of many parameters
                         pairs += zip((own[name] for own in self.kept.metric), self.views(x), strict=True)
                     else:
