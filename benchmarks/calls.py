@@ -16,9 +16,10 @@ class Calls(TorchDispatchMode):
 
     WAITS = frozenset({"_local_scalar_dense", "equal", "nonzero", "is_nonzero"})
     FREE = frozenset(  # views, and memory that is not written
-        "view _unsafe_view _reshape_alias as_strided expand t transpose permute unsqueeze squeeze slice select split "
-        "split_with_sizes unbind detach alias lift_fresh empty empty_like new_empty empty_strided device "
-        "_record_function_enter_new _record_function_exit".split()
+        {"view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "t", "transpose", "permute", "unsqueeze"}
+        | {"squeeze", "slice", "select", "split", "split_with_sizes", "unbind", "detach", "alias", "lift_fresh"}
+        | {"empty", "empty_like", "new_empty", "empty_strided"}
+        | {"_record_function_enter_new", "_record_function_exit", "device"}
     )
 
     def __init__(self) -> None:
@@ -42,8 +43,7 @@ def count(step: Callable[[], Any]) -> Calls:
 
 
 def main(options: Options) -> None:
-    makes = {name: make(fused=False) for name, make in OURS.items()}
-    makes |= {"SGD foreach": TORCHS["SGD foreach"]} | peers()
+    makes = {name: make(fused=False) for name, make in OURS.items()} | {"SGD foreach": TORCHS["SGD foreach"]} | peers()
     rows = []
     for name, make in makes.items():
         with FakeTensorMode() if name in OURS else nullcontext():  # which has no values, as on an accelerator
