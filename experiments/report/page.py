@@ -66,7 +66,7 @@ def of_kind(results: Results, kind: str) -> Results:
     return {name: results[name] for name in wanted if name in results}
 
 
-OF_ONE = ("study", "progress", "settings", "averages")  # tables of one study; the others are of several
+OF_ONE = ("study", "structured", "progress", "settings", "averages")  # tables of one study; the others are of several
 ALIASES: dict[str, Callable[..., tables.Table]] = {
     "settings": tables.every_setting,
     "last": partial(tables.fixed, value="test_last"),
@@ -89,7 +89,7 @@ def _markdown(named: str, studies: Results, costs: DataFrame, kind: str) -> str:
     make = ALIASES.get(kind) or getattr(tables, kind)
     if kind in OF_ONE:
         table = make(named, asked[named])
-        return f"{table.markdown()}\n\n{table.note}"
+        return f"{table.markdown()}\n\n{table.note}".rstrip()
     return make(asked, **{"fixed": {"tuned": studies}, "timed": {"costs": costs}}.get(kind, {})).markdown()
 
 

@@ -315,8 +315,8 @@ def ablation(studies: Results) -> Table:
     return titled("ablation", rows)
 
 
-def structured(runs: DataFrame, measure: str) -> str:
-    """The table of a structured task with every method tuned alike: the weights, their average, and the better one."""
+def structured(_: str, runs: DataFrame) -> Table:
+    """A structured task with every method tuned alike: the weights, their average, and the better one."""
     found = []
     for (method, _), rows in runs[runs.read].groupby(["method", "setting"], sort=False):
         last, average = rows[rows.decay == ""], rows[rows.decay != ""]
@@ -325,7 +325,7 @@ def structured(runs: DataFrame, measure: str) -> str:
         ours = f"ProxOptimizer, {method.metric or 'Euclidean'}"
         name = ours if method.optimizer == "dfw" else names.OPTIMIZERS[method.optimizer]
         found.append([names.loss(method.loss), name, f"{rows.eta.iloc[0]:g}", *cells])
-    return titled("structured", found, unit=measure).markdown()
+    return titled("structured", found, unit=unit(runs))
 
 
 # The paper's tables.
