@@ -96,8 +96,7 @@ class Candidate:
     """The ``runs`` of one setting, a row for each seed; what all of them share is an attribute, such as ``method``."""
 
     def __init__(self, runs: DataFrame) -> None:
-        self.runs = runs.sort_values("seed")
-        self.first = self.runs.iloc[0]
+        self.runs, self.first = runs, runs.iloc[0].to_dict()
 
     def __getattr__(self, column: str) -> Any:
         return self.first[column]
@@ -129,7 +128,8 @@ class Candidate:
 
 def candidates(runs: DataFrame, averaged: bool = False) -> list[Candidate]:
     """The seeds of each setting together, in order."""
-    groups = runs[(runs.decay != "") == averaged].groupby(["task", "method", "setting", "epochs", "decay"], sort=False)
+    chosen = runs[(runs.decay != "") == averaged].sort_values("seed")
+    groups = chosen.groupby(["task", "method", "setting", "epochs", "decay"], sort=False)
     return sorted((Candidate(group) for _, group in groups), key=lambda c: c.order)
 
 
@@ -168,9 +168,8 @@ def grid(runs: DataFrame) -> DataFrame:
     return runs[runs.epochs == max(tried.index, key=lambda epochs: (tried[epochs], epochs))]
 
 
-def preferred(candidate: Candidate, runs: DataFrame) -> Candidate | None:
+def preferred(candidate: Candidate, tried: DataFrame) -> Candidate | None:
     """What the grid of the same method prefers, where that is not the setting that was run to the end."""
-    tried = grid(runs)
     pool = candidates(tried[[method == candidate.method for method in tried.method]], averaged=bool(candidate.decay))
     top = best(pool) if pool else None
     return None if top is None or top.setting == candidate.setting else top

@@ -84,15 +84,15 @@ def _named(c: Candidate, pool: list[Candidate]) -> list[str]:
 
 def study(name: str, runs: DataFrame) -> Table:
     """The chosen setting of each method, and below it that of each method's averaged weights."""
-    lower, lengths = bool(runs.lower.iloc[0]), set()
+    lower, lengths, tried = bool(runs.lower.iloc[0]), set(), grid(runs)
     found: list[list[str]] = []
     others = []
     for averaged in (False, True):
         pool, rows = candidates(runs, averaged), []
         for c in choose(runs, averaged):
             rows.append([*_named(c, pool), spread(c.tested.val, lower), c.test(), str(len(c.tested))])
-            lengths.add((int(grid(runs).epochs.iloc[0]), int(c.epochs)))
-            if (other := results.preferred(c, runs)) is not None:
+            lengths.add((int(tried.epochs.iloc[0]), int(c.epochs)))
+            if (other := results.preferred(c, tried)) is not None:
                 setting = f"{names.setting(other, pool)} ({other.validation})"
                 others.append(f"{names.method(c.method, averaged)}: {setting}")
         embolden(rows, 3, 4, lower=lower)
