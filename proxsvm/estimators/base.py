@@ -34,6 +34,7 @@ validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
+LAST_DIGIT = 1e-20  # a relative gap: the weights are within 1e-10
 SMALL = 2_000_000  # entries of dense features, up to which the cross-entropy is solved in the primal
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
@@ -181,7 +182,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             )
             solver = self._solver(eta)
             if len(target) <= TINY[0] and len(target) * problem.params[0].numel() <= TINY[1] and self.solver is None:
-                solver = replace(solver, tol=0.0, max_passes=min(self.max_iter, 200))
+                solver = replace(solver, tol=LAST_DIGIT, max_passes=min(self.max_iter, 200))
             point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
             relative, weight = float(problem.relative(point.gap, point)), point.delta[0].mul(-eta)  # from w = 0
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:

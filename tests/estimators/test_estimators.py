@@ -50,6 +50,14 @@ def test_check_estimator(estimator):
     assert ran > 40
 
 
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_a_tiny_problem_is_solved_to_the_last_digit_and_no_further(loss):
+    X, y = load_wine(return_X_y=True)
+    model = LinearSVM(loss=loss).fit(sparse.csr_matrix(scale(X)[::5]), y[::5])
+    assert model.dual_gap_ <= 1e-15 * model.objective_
+    assert model.n_iter_ < 200
+
+
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("C", [1e-2, 0.3])
 def test_the_classifier_has_scikit_learns_objective(name, C):
