@@ -274,7 +274,7 @@ SOLVERS: list[DualSolver] = [
     MultiStepFW(max_steps=20, tol=0.0),
     MultiStepFW(max_steps=20, tol=0.0, fraction=0.3),
     CorrectiveFW(max_steps=20, tol=0.0),
-    BlockFW(tol=1e-8),
+    BlockFW(tol=1e-8, max_passes=50),
 ]
 
 

@@ -76,7 +76,7 @@ def test_a_second_process_compiles_nothing_and_importing_the_package_imports_no_
 def test_without_a_folder_for_the_cache_it_compiles_every_time():
     pytest.importorskip("numba")
     nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = []\n"
-    assert run(nowhere + SCRIPT + SOLVE + "assert step() == step(True) == step(False)") == ""
+    assert run(nowhere + SCRIPT + "assert step() == step(True) == step(False)") == ""
 
 
 FORK = """
