@@ -21,7 +21,7 @@ from proxsvm._ranks import ProcessGroup, ranks_of
 from proxsvm.estimators.logistic import Logistic
 from proxsvm.estimators.ranks import Found, Shard, agree, blocks_of, exchange, is_mapped, solve_in_rounds
 from proxsvm.losses import BinaryCrossEntropy, CrossEntropy
-from proxsvm.losses.base import Atom, ConvexLoss
+from proxsvm.losses.base import Atom, ConvexLoss, PiecewiseLinearLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW, Trace
 from proxsvm.solvers._arrays import to_numpy
@@ -34,7 +34,7 @@ validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
-LAST_DIGIT = 1e-20  # a relative gap: the weights are within 1e-10
+LAST_DIGIT = {True: 1e-13, False: 1e-20}  # a relative gap; where the loss has kinks it is linear in the weights' error
 SMALL = 2_000_000  # entries of dense features, up to which the cross-entropy is solved in the primal
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
@@ -182,7 +182,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             )
             solver = self._solver(eta)
             if len(target) <= TINY[0] and len(target) * problem.params[0].numel() <= TINY[1] and self.solver is None:
-                solver = replace(solver, tol=LAST_DIGIT, max_passes=min(self.max_iter, 200))
+                solver = replace(
+                    solver, tol=LAST_DIGIT[isinstance(loss, PiecewiseLinearLoss)], max_passes=min(self.max_iter, 200)
+                )
             point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
             relative, weight = float(problem.relative(point.gap, point)), point.delta[0].mul(-eta)  # from w = 0
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:

@@ -24,6 +24,7 @@ SMALL_GAIN = 0.1  # samples that could gain less than this fraction of the mean 
 SMALL_REST = 0.1  # a pass ends once its block steps gain at most this fraction of the gap at its start
 GROUP, MANY_ROWS = 8, 1000  # of many sparse rows, a group of contiguous ones stays together, for cache locality
 PASSES = 5  # of block descent, before its progress is judged
+ROUNDING = 1e-15  # of D
 REFRESH = 20  # evaluations until W is recomputed from s, without the rounding errors of many small steps
 
 
@@ -156,7 +157,7 @@ class RowBlocks(Blocks):
             shape = parts(self.like)[0].shape
             self.newton = newton.Newton(self.hull, X, torch.as_tensor(self.p), self.scale, u, s, shape)
         s_, c, dual = self.newton.solve(enough)
-        if self.dual_of_zero + dual > now.dual:
+        if self.dual_of_zero + dual > now.dual - ROUNDING * abs(now.dual):  # s gets more digits where D has all
             self.begin(FlatAtom(s_.numpy(), c.numpy()))
             V, of_s = self.newton.V, self.newton.displacement(self.newton.s)
             # By how much D and the gap are wrong where V takes the place of V(s), whose sums lose digits.
