@@ -325,10 +325,14 @@ class Bucket:
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
         drop = self.eta * self.decay
         lift, rate = drop * gamma, 0.0 if average is None else averaging_rate(average, kept.steps)
-        if isinstance(self.eta, Tensor) or self.eta == 0:
+        if isinstance(self.eta, Tensor):
             skip = skip | (self.eta == 0)
+        if not isinstance(self.group.eta, Tensor) and self.group.eta == 0:  # known without a device
+            return [], torch.ones_like(skip)
+        if known(skip):
+            return [], skip
         if x is None and self._loops is not None:
-            return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
+            return [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
             self._first = self.inside(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
@@ -373,7 +377,7 @@ class Bucket:
         assert self.matrix is not None  # observed by now
         for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             for name, x in after.items():
-                if not isinstance(x, Tensor):  # a plain number is counted whether the step is skipped or not
+                if not isinstance(x, Tensor):  # a device does not say whether the step is skipped: it counts
                     numbers.append(partial(self.kept.metric[i].update, {name: x}))
                 elif x is not before[name]:
                     x = x if skip is None else torch.where(skip, before[name], x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -330,17 +331,18 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _scalars(self, space: Geometry, h: Tensor | None, skip: Tensor, stays: Sequence[Tensor]) -> list[Write]:
         """What keeps the scalars after a step: what was skipped, the past's h, the history of lr="auto", the counts."""
         shared = self.param_groups[0]
+        still = functools.reduce(torch.logical_and, (stay.to(skip.device) for stay in stays))
         new = {} if h is None else {"h": h}
         if any(group.auto for group in space.groups) and space.history is not None:
             new |= space.history._asdict()
         pairs = [(shared["skipped"], shared["skipped"] + skip.to(shared["skipped"].device))]
         for name, number in new.items():
-            pairs.append((old := shared[name], torch.where(skip.to(old.device), old, number.to(old))))
+            pairs.append((old := shared[name], torch.where(still.to(old.device), old, number.to(old))))
         for bucket, stay in zip(space.buckets, stays, strict=True):
             if (steps := bucket.kept.steps) is not None:
                 pairs.append((steps, steps + stay.logical_not()))
         if self._buffers is not None:
-            pairs += averages.update_buffers(self, torch.stack([stay.to(skip.device) for stay in stays]).all())
+            pairs += averages.update_buffers(self, still)
         return copying(pairs)
 
     def _warn(self, text: str) -> None:

@@ -1,15 +1,19 @@
 """Every kind of step makes a problem, the solver solves it, and one function moves the weights."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal, Kronecker
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_faults import same
 from tests.optimizer.test_optimizer import batches, begun, train
 
 
@@ -109,6 +113,18 @@ def test_lr_zero_stops_the_momentum_too():
         before = vector(model)
         train(optimizer, model, [batch])
         assert torch.equal(before, vector(model)) == (float(lr) == 0)
+
+
+@pytest.mark.parametrize("lr", [0.5, "auto"])
+@pytest.mark.parametrize("metric", [Diagonal(), Kronecker(every=2)])
+def test_lr_zero_changes_no_bit_of_what_is_kept(lr, metric):
+    """A warm-up begins with it, and a past with the value h but without its slope q would give a wrong γ."""
+    model, optimizer, batch = begun(lr=lr, memory=0.9, metric=metric, average=0.9)
+    train(optimizer, model, [batch])
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(optimizer, model, [batch])
+    assert same(before, (model.state_dict(), optimizer.state_dict()))
 
 
 @pytest.mark.parametrize(
