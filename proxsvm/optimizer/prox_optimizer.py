@@ -377,7 +377,7 @@ class ProxOptimizer(torch.optim.Optimizer):
 
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
-        owners, shared = [p for g in groups for p in g["params"]], self.param_groups[0]
+        owners, shared = [p for g in groups for p in g["params"]], shared_scalars(self.param_groups)
         store = Store(self.state, owners, self.memory)
         options: dict[str, Any] = {
             "history": History(shared["max_distance"], shared["squares"]),

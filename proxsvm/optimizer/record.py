@@ -51,10 +51,15 @@ class Record:
         self._faults: set[str] = set()
         self._passing = False  # whether values were differentiated since the sample got a gradient
         self._left: tuple[int, Tensor] | None = None  # version and norm of the sample's gradient after the last pass
-        p = next(iter(self._params()), torch.empty(()))
-        if not hasattr(self, "leaf") or self.leaf.device != p.device:  # the model was moved
-            self.leaf: Tensor = torch.tensor([1.0, 0.0], dtype=accumulator(p.dtype), device=p.device).requires_grad_()
+        self._fit()
         self.leaf.grad = None
+
+    def _fit(self) -> None:
+        """Make the leaf, and again where the model was moved or converted."""
+        p = next(iter(self._params()), torch.empty(()))
+        device, dtype = p.device, accumulator(p.dtype)
+        if not hasattr(self, "leaf") or (self.leaf.device, self.leaf.dtype) != (device, dtype):
+            self.leaf: Tensor = torch.tensor([1.0, 0.0], dtype=dtype, device=device).requires_grad_()
 
     def through(self, value: Tensor) -> Tensor:
         """``value``, connected to the record if it depends on the parameters."""
@@ -63,6 +68,8 @@ class Record:
             if not (found := graph.reached(value, set(map(id, self._params())), every=self._reached is not None)):
                 return value
             self._reached = None if self._reached is None else self._reached | found
+            if self.leaf.grad is None:
+                self._fit()
         (one, zero), origin = self.leaf.to(value).unbind(), getattr(value, "origin", None)
         seen: Any = value * one
         if self.modules > 1 and not compiling:  # what is inside of the value may be recorded already
