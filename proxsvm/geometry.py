@@ -164,7 +164,8 @@ class Bucket:
 
     def __init__(self, group: Group, at: Sequence[int], w: list[Tensor], kept: Kept, share: float = 1.0) -> None:
         self.group, self.at, self.w, self.kept, self.share = group, at, w, kept, share
-        self.vectors = {"w": w, **kept.vectors}
+        learned = group.metric.state if group.metric.elementwise else ()
+        self.vectors = {"w": w, **kept.vectors, **{name: [own[name] for own in kept.metric] for name in learned}}
         self.decay, self.dtype, self.device = group.decay, accumulator(w[0].dtype), w[0].device
         eta = group.eta
         self.eta: Number = eta.to(self.device, self.dtype) if isinstance(eta, Tensor) else eta
@@ -214,7 +215,6 @@ class Bucket:
         self._gradients, self._matrix, self._loops, self._coordinates = (gradients, scale), None, None, {}
         metric, vectors = self.group.metric, {**self.vectors, "g": gradients}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
-            vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
             if (bound := kernels.bind(self.at[0], vectors)) is not None:  # it has compared all
                 self._loops, self._gradients = bound[0], (bound[1], scale)
                 return
@@ -237,8 +237,7 @@ class Bucket:
         if self._matrix is None:
             assert kept.steps is not None
             if metric.elementwise:  # one vector instead of many parameters
-                joined = {name: self.flat([own[name] for own in kept.metric]) for name in metric.state}
-                given, self._before = [self.gradient()], [joined]
+                given, self._before = [self.gradient()], [{name: self.flat(self.vectors[name]) for name in metric.state}]
             else:
                 gradients, scale = self._gradients
                 given, self._before = [g.detach().to(self.dtype) for g in gradients], kept.metric
@@ -382,7 +381,7 @@ class Bucket:
                 elif x is not before[name]:
                     x = x if skip is None else torch.where(skip, before[name], x)
                     if self.group.metric.elementwise:  # one vector was observed instead of many parameters
-                        pairs += zip((own[name] for own in self.kept.metric), self.views(x), strict=True)
+                        pairs += zip(self.vectors[name], self.views(x), strict=True)
                     else:
                         pairs.append((before[name], x))
         return pairs, numbers

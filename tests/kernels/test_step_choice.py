@@ -40,7 +40,8 @@ UNSUITABLE = {
 def stepped(params, **options):
     for p in params:
         p.grad = torch.full_like(p, 0.1)
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, lr=0.5, momentum=0.9, **options)
+    options = {"lr": 0.5, "momentum": 0.9, **options}
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, **options)
     optimizer.step(loss=0.01)
     return optimizer
 
@@ -98,12 +99,15 @@ def test_gradients_in_any_memory(shape, layout):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_another_shape_in_the_same_memory_is_told(fused):
+@pytest.mark.parametrize(
+    ("kept", "options"), [("velocity", {}), ("second moment", {"momentum": 0.0, "metric": Diagonal()})]
+)
+def test_another_shape_in_the_same_memory_is_told(fused, kept, options):
     p = nn.Parameter(torch.ones(2, 3))
-    optimizer = stepped([p], fused=fused)
+    optimizer = stepped([p], fused=fused, **options)
     p.grad, p.data = None, p.data.view(3, 2)
     p.grad = torch.full_like(p, 0.1)
-    with pytest.raises(RuntimeError, match=r"velocity of parameter 0 has shape \(2, 3\)"):
+    with pytest.raises(RuntimeError, match=rf"{kept} of parameter 0 has shape \(2, 3\)"):
         optimizer.step(loss=0.01)
 
 
