@@ -246,9 +246,12 @@ class ProxOptimizer(torch.optim.Optimizer):
             return None, self._from_backward(None)
         if record.leaf.grad is None or (record.leaf.grad is before and before._version == version):
             return value, self._from_graph(value)
-        record.claim()
+        passes, seen = record.claim(), record.leaf.grad
         total = given_value(value)  # it may contain terms that were not recorded
-        return value, self._from_backward(total if start is None or record.leaf.grad is not before else total + start)
+        total = total if start is None or seen is not before else total + start
+        if passes > 1 and readable(total) and total < seen[0] * (1 - ROUNDING):
+            self._warn(messages.LESS)
+        return value, self._from_backward(total)
 
     def _from_graph(self, value: Tensor) -> Step:
         """The problem of a value whose graph still exists."""

@@ -136,12 +136,14 @@ class Record:
                 self._sample = self.leaf.detach()  # do not synchronise at every step
         return found
 
-    def claim(self, value: Tensor | None = None) -> None:
-        """Say that this optimizer uses what was recorded, or only ``value``; raise if another one has."""
-        for users in self._users if value is None else [getattr(value, "users", weakref.WeakSet())]:
+    def claim(self, value: Tensor | None = None) -> int:
+        """Say that this optimizer uses what was recorded, or only ``value``: how many; raise if another one has."""
+        claimed = self._users if value is None else [getattr(value, "users", weakref.WeakSet())]
+        for users in claimed:
             if users - {self}:
                 raise RuntimeError(messages.USED)
             users.add(self)
+        return len(claimed)
 
     def spend(self) -> None:
         """A step has used the record, which stays valid as long as the gradients."""

@@ -148,6 +148,25 @@ def test_a_closure_that_returns_more_than_the_criterion():
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_closure_of_several_passes_returns_their_sum(whole):
+    """The value of the last pass alone would make γ too small. Warnings are errors here."""
+    model, optimizer, _ = begun(lr=50.0)
+
+    def closure():
+        optimizer.zero_grad()
+        values = [optimizer.loss(model(x), y) / 4 for x, y in batches(4)]
+        for value in values:
+            value.backward()
+        return sum(values) if whole else values[-1]
+
+    if whole:
+        assert 0 < optimizer.step(closure) == optimizer.last.loss
+    else:
+        with pytest.warns(UserWarning, match=r"the closure returned less than .*return the sum"):
+            optimizer.step(closure)
+
+
 def test_without_gradients_a_step_does_nothing_and_a_negative_value_is_refused():
     model, optimizer, (x, y) = begun(lr=0.5)
     assert optimizer.step() is None
