@@ -50,7 +50,8 @@ class Record:
         self._users: list[weakref.WeakSet[Record]] = []  # for each value: the records whose steps have used it
         self._faults: set[str] = set()
         self._passing = False  # whether values were differentiated since the sample got a gradient
-        self._left: tuple[int, Tensor] | None = None  # version and norm of the sample's gradient after the last pass
+        # The sample's gradient after the last pass, its version and its norm.
+        self._left: tuple[weakref.ref[Tensor], int, Tensor] | None = None
         self._fit()
         self.leaf.grad = None
 
@@ -113,11 +114,12 @@ class Record:
 
     def _accumulated(self, p: Tensor) -> None:
         if p.grad is not None:
-            if self._left is not None and p.grad._version > self._left[0] + 1:
-                self._faults.add(messages.EDITED)
+            if self._left is not None and not torch.is_grad_enabled():  # autograd adds in place
+                if self._left[0]() is not p.grad or p.grad._version > self._left[1] + 1:
+                    self._faults.add(messages.EDITED)
             if not self._passing:
                 self._faults.add(messages.MISSING)
-            self._passing, self._left = False, (p.grad._version, p.grad.detach().norm())
+            self._passing, self._left = False, (weakref.ref(p.grad), p.grad._version, p.grad.detach().norm())
 
     # A step calls these.
 
@@ -129,8 +131,9 @@ class Record:
             found.discard(messages.MISSING)
         if reached and any(p.grad is not None and id(p) not in reached for p in self._params()):
             found.add(messages.MISSING)
-        if grad is not None and self._left is not None and grad._version != self._left[0]:
-            if not torch.equal(grad.norm(), self._left[1]):  # clip_grad_norm_(inf) multiplies by 1
+        left = self._left
+        if grad is not None and left is not None and (left[0]() is not grad or left[1] != grad._version):
+            if not torch.equal(grad.norm(), left[2]):  # clip_grad_norm_(inf) multiplies by 1
                 found.add(messages.EDITED)
             elif not grad.is_cpu:
                 self._sample = self.leaf.detach()  # do not synchronise at every step

@@ -194,6 +194,8 @@ def test_an_edit_that_changes_nothing_is_no_edit():
     for x, y in batches(2):
         differentiate(optimizer, model, x, y)
         torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        for p in model.parameters():
+            p.grad = p.grad.clone()
         optimizer.step()
 
 
@@ -400,6 +402,8 @@ class Distance(PiecewiseLinearLoss):
 MISSING = r"a term of the loss is missing from the record.*optimizer\.watch"
 WRONG = {
     "clipped": r"changed between backward.*max_grad_norm",
+    "replaced": r"changed between backward.*max_grad_norm",
+    "replaced in between": r"changed between backward.*max_grad_norm",
     "zeroed": r"changed between backward.*optimizer\.zero_grad\(\)",
     "negated": "the loss value is negative; expected 0 or more",
     "penalised": MISSING,
@@ -421,6 +425,11 @@ def test_what_is_wrong_is_told_once(what):
             else:
                 value = optimizer.loss(scores, scores.detach() if what == "at a kink" else y)
                 (-value if what == "negated" else value).backward()
+            if what.startswith("replaced"):
+                for p in model.parameters():
+                    p.grad = p.grad * 0.1
+            if what == "replaced in between":
+                optimizer.loss(model(x), y).backward()
             if what == "clipped":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             if what == "penalised":
