@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proxsvm._kernels.step import Kernels, Loops
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
+from proxsvm._ranks import Ranks
 from proxsvm._scores import known
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
@@ -237,7 +238,8 @@ class Bucket:
         if self._matrix is None:
             assert kept.steps is not None
             if metric.elementwise:  # one vector instead of many parameters
-                given, self._before = [self.gradient()], [{name: self.flat(self.vectors[name]) for name in metric.state}]
+                self._before = [{name: self.flat(self.vectors[name]) for name in metric.state}]
+                given = [self.gradient()]
             else:
                 gradients, scale = self._gradients
                 given, self._before = [g.detach().to(self.dtype) for g in gradients], kept.metric
@@ -456,7 +458,8 @@ class Geometry:
         history: of an optimizer with lr="auto".
         kernels: the compiled step; torch's own operations if None.
         keys: what parameters must share, besides group, dtype and device, to be in one bucket.
-        shares: the weight of each parameter's inner products in a sum over ranks, 1 for all if None.
+        shares: the weight of each parameter's inner products in a sum over ``ranks``, 1 for all if None.
+        ranks: those that hold the shards of the parameters, whose inner products are summed.
 
     >>> w = torch.tensor([3.0, 4.0])
     >>> space = Geometry([w], [Group(eta=0.5, decay=0.1, at=range(1))])
@@ -475,9 +478,10 @@ class Geometry:
         kernels: Kernels | None = None,
         keys: Sequence[Hashable] | None = None,
         shares: Sequence[float] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
-        self._first_distance, self._kernels = first_distance, kernels
+        self._first_distance, self._kernels, self._ranks = first_distance, kernels, ranks
         self.buckets = []
         for group in groups:
             kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -528,8 +532,10 @@ class Geometry:
             bucket.eta = bucket.group.eta * found.to(bucket.device, bucket.dtype)
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Sums over this rank's shards as sums over all of them."""
-        return numbers
+        """Sums over this rank's shards as sums over all of them, in one reduction."""
+        if self._ranks is None:
+            return numbers
+        return self._ranks.sum(torch.stack([x.to(numbers[0]) for x in numbers])).unbind()
 
     def _total(self, numbers: Sequence[Tensor]) -> Tensor:
         """Their sum, on the device and in the dtype of the first."""

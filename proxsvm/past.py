@@ -127,21 +127,9 @@ class PastProblem(ProxProblem):
         at = int(p.argmax())
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
         line = PastMap(batch.linearization, at, q, batch.mean)
-        problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line)
-        problem.batch, problem.past, problem.q, problem.on_ranks = batch, past, q, batch.on_ranks
+        problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line, batch.ranks)
+        problem.batch, problem.past, problem.q = batch, past, q
         return problem
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The average over ranks of a value."""
-        return self.batch.mean(value)
-
-    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
-        """The rows of all ranks."""
-        return self.batch.gather(rows)
-
-    def check(self, point: DualPoint, solver: object) -> None:
-        """Raise an error if the ranks do not agree on a solver's ``point``."""
-        self.batch.check(point, solver)
 
     def past_after(self, point: DualPoint) -> Tensor:
         """h after a step to ``point``."""

@@ -14,6 +14,7 @@ from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._ranks import ProcessGroup, Ranks, ranks_of
 from proxsvm.geometry import Geometry, Number, Write, check_metric, complete, copying, flatten
+from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
@@ -22,14 +23,14 @@ from proxsvm.optimizer import averages, messages
 from proxsvm.optimizer.follow import follow as follow_optimizer
 from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, check_related, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
-    AveragedProblem,
-    ShardedGeometry,
+    AveragedLinearization,
     agree,
     any_sharded,
     check_replicas,
     local,
     local_grad,
     reached,
+    shares,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced, watch
 from proxsvm.optimizer.state import SHARED, Store, checked, keep_precision, shared_scalars
@@ -258,7 +259,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         self._record.claim(value)
         if self.solver.needs_graph:
             problem = self.problem(value)
-            if problem.on_ranks and not self.solver.on_ranks:
+            if problem.ranks is not None and not self.solver.on_ranks:
                 raise RuntimeError(messages.ALONE.format(type(self.solver).__name__))
             return problem, problem.mean(value.detach())
         graph = self._linearised(value)
@@ -376,7 +377,9 @@ class ProxOptimizer(torch.optim.Optimizer):
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem(origin, geometry, ranks)
+        graph = origin.scores, geometry.params
+        line = Linearization(*graph) if ranks is None else AveragedLinearization(*graph, ranks)
+        return ProxProblem(geometry, origin, line, ranks)
 
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
@@ -388,10 +391,10 @@ class ProxOptimizer(torch.optim.Optimizer):
             "keys": store.keys,
             "kernels": self._kernels if kernels else None,
         }
-        if not any_sharded(owners):
-            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
-        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
-        return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
+        if any_sharded(owners):
+            groups = [{**g, "params": [local(p) for p in g["params"]]} for g in groups]
+            options |= {"shares": shares(owners, ranks), "ranks": ranks}
+        return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
 
     def _past(self) -> Past | None:
         return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None

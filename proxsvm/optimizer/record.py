@@ -114,9 +114,9 @@ class Record:
 
     def _accumulated(self, p: Tensor) -> None:
         if p.grad is not None:
-            if self._left is not None and not torch.is_grad_enabled():  # autograd adds in place
-                if self._left[0]() is not p.grad or p.grad._version > self._left[1] + 1:
-                    self._faults.add(messages.EDITED)
+            left = None if torch.is_grad_enabled() else self._left  # otherwise autograd adds in place
+            if left is not None and (left[0]() is not p.grad or p.grad._version > left[1] + 1):
+                self._faults.add(messages.EDITED)
             if not self._passing:
                 self._faults.add(messages.MISSING)
             self._passing, self._left = False, (weakref.ref(p.grad), p.grad._version, p.grad.detach().norm())
