@@ -272,7 +272,7 @@ class Bucket:
 
     def inside(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
         """A linear map of coordinates."""
-        return function([x])[0] if self.matrix.flat else self.map(function, x)
+        return self.map(function, x) if self.matrix.inside is self.matrix else function([x])[0]
 
     # The two passes of a single step.
 

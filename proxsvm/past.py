@@ -77,7 +77,6 @@ class _PastHull(Hull):
         return Polytope((*inner.s, plane), inner.offset + plane[:, 0] * float(loss.h), constraints)
 
     def lift(self, s: Scores) -> Tensor | None:
-        """The offset of s."""
         assert isinstance(s, tuple)
         offset = self.hull.lift(_inner(s))
         return None if offset is None else offset + s[-1] * self.loss.h
@@ -132,6 +131,5 @@ class PastProblem(ProxProblem):
         return problem
 
     def past_after(self, point: DualPoint) -> Tensor:
-        """h after a step to ``point``."""
         first, d, (mu, h) = self.batch.first(), self.displacement(point), self.past
         return mu * (h + dots(self.q, d)) + (1 - mu) * (first.lam + dots(first.delta, d))

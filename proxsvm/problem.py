@@ -213,7 +213,6 @@ class GradientProblem(Problem):
         self._first = DualPoint(delta, lam, c, 1)
 
     def first(self) -> DualPoint:
-        """The vertex of the gradients."""
         return self._first
 
     @property
@@ -359,12 +358,10 @@ class ProxProblem(Problem):
 
     @functools.cached_property
     def floor(self) -> Tensor:  # type: ignore[override]
-        """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
         known, p = self.origin.lower_bounds(), self.origin.coefficients
         return p.new_zeros(()) if known is None else self.expect(known)
 
     def first(self) -> DualPoint:
-        """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
         if self._first is None:
             origin, atom = self.origin, self.origin.atom
             self._at_start = origin.loss.direction(detached(origin.scores), origin.target) if atom is None else atom
