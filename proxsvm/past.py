@@ -112,23 +112,16 @@ class PastMap(LinearMap):
 
 
 class PastProblem(ProxProblem):
-    """The problem of a batch and the past."""
+    """The problem of a ``batch``, whose metric is fixed, and of the past that its geometry keeps."""
 
-    batch: ProxProblem
-    past: Past
-    q: Sequence[Tensor]
-
-    @classmethod
-    def of_problem(cls, batch: ProxProblem, past: Past) -> PastProblem:
-        """The problem of ``batch``, whose metric is fixed, with the past that its geometry keeps."""
+    def __init__(self, batch: ProxProblem, past: Past) -> None:
         origin, old, q = batch.origin, past.mu**2, batch.geometry.past()
         p = (1 - old) * origin.coefficients
         at = int(p.argmax())
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
         line = PastMap(batch.linearization, at, q, batch.mean)
-        problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line, batch.ranks)
-        problem.batch, problem.past, problem.q = batch, past, q
-        return problem
+        super().__init__(batch.geometry, Origin(loss, line.scores, origin.target, p), line, batch.ranks)
+        self.batch, self.past, self.q = batch, past, q
 
     def past_after(self, point: DualPoint) -> Tensor:
         first, d, (mu, h) = self.batch.first(), self.displacement(point), self.past

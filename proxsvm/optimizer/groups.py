@@ -62,8 +62,6 @@ def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: floa
     if isinstance(options["lr"], str) and options["lr"] == "auto":
         group["auto"], group["lr"], options["lr"] = True, 1.0, 1.0  # lr: what schedulers multiply
     check_numbers(options)
-    if isinstance(lr := options["lr"], Tensor):
-        group["lr"] = lr.reshape(()) if lr.dim() else lr  # the user's own tensor, or a view of it
     check_related({**group, **options}, memory)
     for option in ("differentiable", "maximize"):
         if group.get(option):

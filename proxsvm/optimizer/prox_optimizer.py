@@ -364,7 +364,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         """
         self._require_training()
         graph, past = self._linearised(value).observe(), self._past()
-        return graph if past is None else PastProblem.of_problem(graph, past)
+        return graph if past is None else PastProblem(graph, past)
 
     def _linearised(self, value: Tensor) -> ProxProblem:
         """The problem of a value without memory, before the metric has observed its gradient."""
