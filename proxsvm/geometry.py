@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proxsvm._kernels.step import Kernels, Loops
 from proxsvm._kernels.tensors import Tensors, accumulator, compare, require_dense
+from proxsvm._ranks import Ranks
 from proxsvm._scores import known
 from proxsvm.metrics.auto import FIRST_DISTANCE, History, distance_over_gradients
 from proxsvm.metrics.base import Matrix, Metric, State
@@ -164,7 +165,8 @@ class Bucket:
 
     def __init__(self, group: Group, at: Sequence[int], w: list[Tensor], kept: Kept, share: float = 1.0) -> None:
         self.group, self.at, self.w, self.kept, self.share = group, at, w, kept, share
-        self.vectors = {"w": w, **kept.vectors}
+        learned = group.metric.state if group.metric.elementwise else ()
+        self.vectors = {"w": w, **kept.vectors, **{name: [own[name] for own in kept.metric] for name in learned}}
         self.decay, self.dtype, self.device = group.decay, accumulator(w[0].dtype), w[0].device
         eta = group.eta
         self.eta: Number = eta.to(self.device, self.dtype) if isinstance(eta, Tensor) else eta
@@ -214,7 +216,6 @@ class Bucket:
         self._gradients, self._matrix, self._loops, self._coordinates = (gradients, scale), None, None, {}
         metric, vectors = self.group.metric, {**self.vectors, "g": gradients}
         if kernels is not None and type(metric) in (Euclidean, Diagonal):
-            vectors |= {name: [own[name] for own in self.kept.metric] for name in metric.state}
             if (bound := kernels.bind(self.at[0], vectors)) is not None:  # it has compared all
                 self._loops, self._gradients = bound[0], (bound[1], scale)
                 return
@@ -237,8 +238,8 @@ class Bucket:
         if self._matrix is None:
             assert kept.steps is not None
             if metric.elementwise:  # one vector instead of many parameters
-                joined = {name: self.flat([own[name] for own in kept.metric]) for name in metric.state}
-                given, self._before = [self.gradient()], [joined]
+                self._before = [{name: self.flat(self.vectors[name]) for name in metric.state}]
+                given = [self.gradient()]
             else:
                 gradients, scale = self._gradients
                 given, self._before = [g.detach().to(self.dtype) for g in gradients], kept.metric
@@ -271,7 +272,7 @@ class Bucket:
 
     def inside(self, function: Callable[[Tensors], Tensors], x: Tensor) -> Tensor:
         """A linear map of coordinates."""
-        return function([x])[0] if self.matrix.flat else self.map(function, x)
+        return self.map(function, x) if self.matrix.inside is self.matrix else function([x])[0]
 
     # The two passes of a single step.
 
@@ -325,10 +326,14 @@ class Bucket:
         kept, mu, average = self.kept, memory or self.group.momentum, self.group.average
         drop = self.eta * self.decay
         lift, rate = drop * gamma, 0.0 if average is None else averaging_rate(average, kept.steps)
-        if isinstance(self.eta, Tensor) or self.eta == 0:
+        if isinstance(self.eta, Tensor):
             skip = skip | (self.eta == 0)
+        if not isinstance(self.group.eta, Tensor) and self.group.eta == 0:  # known without a device
+            return [], torch.ones_like(skip)
+        if known(skip):
+            return [], skip
         if x is None and self._loops is not None:
-            return [] if skip else [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
+            return [self._loops.update(self.eta * factor, lift, drop, mu, rate)], skip
         if x is not None:
             self._first = self.inside(self.matrix.inside.solve, self.map(self.matrix.rotate, self.flat(x)))
         assert self._first is not None, "products() comes before update()"
@@ -373,12 +378,12 @@ class Bucket:
         assert self.matrix is not None  # observed by now
         for i, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             for name, x in after.items():
-                if not isinstance(x, Tensor):  # a plain number is counted whether the step is skipped or not
+                if not isinstance(x, Tensor):  # a device does not say whether the step is skipped: it counts
                     numbers.append(partial(self.kept.metric[i].update, {name: x}))
                 elif x is not before[name]:
                     x = x if skip is None else torch.where(skip, before[name], x)
                     if self.group.metric.elementwise:  # one vector was observed instead of many parameters
-                        pairs += zip((own[name] for own in self.kept.metric), self.views(x), strict=True)
+                        pairs += zip(self.vectors[name], self.views(x), strict=True)
                     else:
                         pairs.append((before[name], x))
         return pairs, numbers
@@ -453,7 +458,8 @@ class Geometry:
         history: of an optimizer with lr="auto".
         kernels: the compiled step; torch's own operations if None.
         keys: what parameters must share, besides group, dtype and device, to be in one bucket.
-        shares: the weight of each parameter's inner products in a sum over ranks, 1 for all if None.
+        shares: the weight of each parameter's inner products in a sum over ``ranks``, 1 for all if None.
+        ranks: those that hold the shards of the parameters, whose inner products are summed.
 
     >>> w = torch.tensor([3.0, 4.0])
     >>> space = Geometry([w], [Group(eta=0.5, decay=0.1, at=range(1))])
@@ -472,9 +478,10 @@ class Geometry:
         kernels: Kernels | None = None,
         keys: Sequence[Hashable] | None = None,
         shares: Sequence[float] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.params, self.groups, self.history = params, groups, history
-        self._first_distance, self._kernels = first_distance, kernels
+        self._first_distance, self._kernels, self._ranks = first_distance, kernels, ranks
         self.buckets = []
         for group in groups:
             kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -525,8 +532,10 @@ class Geometry:
             bucket.eta = bucket.group.eta * found.to(bucket.device, bucket.dtype)
 
     def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Sums over this rank's shards as sums over all of them."""
-        return numbers
+        """Sums over this rank's shards as sums over all of them, in one reduction."""
+        if self._ranks is None:
+            return numbers
+        return self._ranks.sum(torch.stack([x.to(numbers[0]) for x in numbers])).unbind()
 
     def _total(self, numbers: Sequence[Tensor]) -> Tensor:
         """Their sum, on the device and in the dtype of the first."""

@@ -77,7 +77,6 @@ class _PastHull(Hull):
         return Polytope((*inner.s, plane), inner.offset + plane[:, 0] * float(loss.h), constraints)
 
     def lift(self, s: Scores) -> Tensor | None:
-        """The offset of s."""
         assert isinstance(s, tuple)
         offset = self.hull.lift(_inner(s))
         return None if offset is None else offset + s[-1] * self.loss.h
@@ -113,37 +112,17 @@ class PastMap(LinearMap):
 
 
 class PastProblem(ProxProblem):
-    """The problem of a batch and the past."""
+    """The problem of a ``batch``, whose metric is fixed, and of the past that its geometry keeps."""
 
-    batch: ProxProblem
-    past: Past
-    q: Sequence[Tensor]
-
-    @classmethod
-    def of_problem(cls, batch: ProxProblem, past: Past) -> PastProblem:
-        """The problem of ``batch``, whose metric is fixed, with the past that its geometry keeps."""
+    def __init__(self, batch: ProxProblem, past: Past) -> None:
         origin, old, q = batch.origin, past.mu**2, batch.geometry.past()
         p = (1 - old) * origin.coefficients
         at = int(p.argmax())
         loss = PastLoss(origin.loss, at, old / p[at], past.h)
         line = PastMap(batch.linearization, at, q, batch.mean)
-        problem = cls(batch.geometry, Origin(loss, line.scores, origin.target, p), line)
-        problem.batch, problem.past, problem.q, problem.on_ranks = batch, past, q, batch.on_ranks
-        return problem
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The average over ranks of a value."""
-        return self.batch.mean(value)
-
-    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
-        """The rows of all ranks."""
-        return self.batch.gather(rows)
-
-    def check(self, point: DualPoint, solver: object) -> None:
-        """Raise an error if the ranks do not agree on a solver's ``point``."""
-        self.batch.check(point, solver)
+        super().__init__(batch.geometry, Origin(loss, line.scores, origin.target, p), line, batch.ranks)
+        self.batch, self.past, self.q = batch, past, q
 
     def past_after(self, point: DualPoint) -> Tensor:
-        """h after a step to ``point``."""
         first, d, (mu, h) = self.batch.first(), self.displacement(point), self.past
         return mu * (h + dots(self.q, d)) + (1 - mu) * (first.lam + dots(first.delta, d))

@@ -56,11 +56,6 @@ class DualPoint:
     gap: Tensor | None = None
     atom: Atom | None = None
 
-    def shrunk(self, factor: float | Tensor, floor: float | Tensor = 0.0) -> DualPoint:
-        """The point at ``factor`` in [0, 1] of the way from the start (0, ``floor``): feasible, because that is."""
-        lam = floor + factor * (self.lam - floor)
-        return DualPoint(scaled(factor, self.delta), lam, factor * self.gamma, self.steps)
-
 
 def certified(point: DualPoint, gap: Tensor) -> DualPoint:
     """``point`` with its ``gap`` noted."""

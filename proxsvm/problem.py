@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from proxsvm._ranks import Ranks
 from proxsvm.geometry import Geometry, Number, Params, flatten
 from proxsvm.linearization.base import LinearMap
 from proxsvm.linearization.features import linear
@@ -112,20 +113,33 @@ class Problem(ABC):
         """h after a step to ``point``; None without memory."""
         return None
 
-    # Where the samples are spread over ranks, a subclass overrides these.
+    # Where the samples are spread over ranks, all must call the same methods in the same order.
 
-    on_ranks = False
+    ranks: Ranks | None = None
 
     def mean(self, value: Tensor) -> Tensor:
-        """The average over ranks of a value; here there is one rank."""
-        return value
+        """(1/R) Σ_ranks value."""
+        return value if self.ranks is None else self.ranks.mean([value])[0]
 
     def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
         """The rows of all ranks, one after another, and which of them are this rank's."""
-        return rows, slice(None)
+        if self.ranks is None:
+            return rows, slice(None)
+        found, rank = self.ranks.gather(rows.detach().cpu()), self.ranks.rank
+        begin = sum(map(len, found[:rank]))
+        return torch.cat(found).to(rows.device), slice(begin, begin + len(rows))
 
-    def check(self, point: DualPoint, solver: object) -> None:  # noqa: B027 (one rank agrees with itself)
-        """Raise an error if the ranks do not agree on a solver's ``point``."""
+    def check(self, point: DualPoint, solver: object) -> None:
+        """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
+        if self.ranks is None:
+            return
+        mine = torch.stack([point.lam, point.gamma.to(point.lam)])
+        largest = self.ranks.max(torch.stack([mine, -mine]))
+        if largest.isfinite().all() and (largest[0] != -largest[1]).any():
+            raise RuntimeError(
+                f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
+                "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
+            )
 
 
 class Past(NamedTuple):
@@ -199,7 +213,6 @@ class GradientProblem(Problem):
         self._first = DualPoint(delta, lam, c, 1)
 
     def first(self) -> DualPoint:
-        """The vertex of the gradients."""
         return self._first
 
     @property
@@ -249,12 +262,14 @@ class ProxProblem(Problem):
     ([tensor([-1.])], tensor(5.), tensor(0.))
     """
 
-    def __init__(self, geometry: Geometry, origin: Origin, linearization: LinearMap) -> None:
+    def __init__(
+        self, geometry: Geometry, origin: Origin, linearization: LinearMap, ranks: Ranks | None = None
+    ) -> None:
         origin.check()
         if origin.loss.reduction == "none":
             raise ValueError("a proximal problem needs a loss with reduction='mean' or 'sum', not 'none'")
         super().__init__(geometry)
-        self.origin, self.linearization = origin, linearization
+        self.origin, self.linearization, self.ranks = origin, linearization, ranks
         self._first: DualPoint | None = None
         self._at_start: Atom | None = None  # an atom that was found at the scores u, and knows its value there
 
@@ -288,12 +303,8 @@ class ProxProblem(Problem):
         scores, target = loss.prepare(scores, target)
         p = loss.coefficients(scores, target, sample_weight)
         geometry = Geometry(*flatten(params, lr, weight_decay, metric))
-        return cls.of(Origin(loss, scores, target, p), geometry).observe()
-
-    @classmethod
-    def of(cls, origin: Origin, geometry: Geometry) -> ProxProblem:
-        """The problem of a loss value, from its ``origin``, in a geometry that has yet to :meth:`observe` it."""
-        return cls(geometry, origin, Linearization(origin.scores, geometry.params))
+        origin = Origin(loss, scores, target, p)
+        return cls(geometry, origin, Linearization(origin.scores, geometry.params)).observe()
 
     def observe(self) -> ProxProblem:
         """Pass the first direction to metrics that learn from it: once, before the problem is used."""
@@ -347,12 +358,10 @@ class ProxProblem(Problem):
 
     @functools.cached_property
     def floor(self) -> Tensor:  # type: ignore[override]
-        """f = Σ_i p_i f_i, a lower bound that the loss declares; otherwise 0."""
         known, p = self.origin.lower_bounds(), self.origin.coefficients
         return p.new_zeros(()) if known is None else self.expect(known)
 
     def first(self) -> DualPoint:
-        """The vertex of the training direction at the scores u, which is the loss's own gradient (proposition 2)."""
         if self._first is None:
             origin, atom = self.origin, self.origin.atom
             self._at_start = origin.loss.direction(detached(origin.scores), origin.target) if atom is None else atom

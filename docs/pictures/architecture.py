@@ -45,7 +45,7 @@ LANES = [
         [
             MODEL,
             LOSS,
-            Box("ProxProblem.of", "problem.py", ["the value carries loss,", "scores, target: P, D, gap"], PURPLE),
+            Box("ProxProblem", "problem.py", ["the value carries loss,", "scores, target: P, D, gap"], PURPLE),
             Box("vjp, jvp", "linearization/graph.py", ["δ = Jᵀs, and u + Jd,", "on the retained graph"], PURPLE),
             Box("solver.solve", "solvers/multi_step_fw.py", ["oracle at u + Jd, then γ;", "until gap ≤ tol"], ORANGE),
             UPDATE,
@@ -57,7 +57,7 @@ LANES = [
         [
             MODEL,
             LOSS,
-            Box("ProxProblem.of", "problem.py", ["the same problem as", "for every other solver"], PURPLE),
+            Box("ProxProblem", "problem.py", ["the same problem as", "for every other solver"], PURPLE),
             Box("Jacobian rows", "linearization/graph.py", ["J once; G = J H⁻¹ Jᵀ", "or its QR factor"], PURPLE),
             Box("solver.solve", "solvers/exact_qp.py", ["sample by sample, or a QP", "over the loss's hull"], ORANGE),
             UPDATE,

@@ -59,7 +59,7 @@ class Kernels:
         why = _obstacle(kept["w"], g := kept.pop("g"))
         if why is None:
             at: dict[str, list[Any]] = {name: list(map(Tensor.data_ptr, tensors)) for name, tensors in kept.items()}
-            at["shape"] = list(map(SHAPE, kept["w"]))
+            at |= {"shape": list(map(SHAPE, kept["w"])), "stride": list(map(Tensor.stride, kept["w"]))}
             loops = self._known.get(key)
             if loops is None or loops.at != at:  # something has moved
                 loops = Loops(kept, at) if _comparable(kept) else None

@@ -24,10 +24,6 @@ class Matrix(ABC):
 
     observed: Tensor | None = None
     """The coordinates of the gradients that the metric has observed, as one vector, where it knows them."""
-    flat: bool = False
-    """Whether ``inside`` takes all coordinates as one vector."""
-    turned: bool = False
-    """Whether Q is another than in the step before."""
 
     @abstractmethod
     def solve(self, x: Tensors) -> Tensors:
@@ -39,7 +35,7 @@ class Matrix(ABC):
 
     @property
     def inside(self) -> Matrix:
-        """M in its own coordinates; here Q = 1."""
+        """M in its own coordinates, all of them as one vector; here Q = 1."""
         return self
 
     def rotate(self, x: Tensors) -> Tensors:
@@ -106,5 +102,4 @@ class FixedMetric(Metric, Matrix):
     """A metric that learns nothing: it is its own M. A subclass defines ``solve`` and ``times``."""
 
     def observe(self, gradients: Tensors, state: list[State], steps: Tensor) -> tuple[Matrix, list[State]]:
-        """The metric itself."""
         return self, state

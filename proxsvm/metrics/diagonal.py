@@ -43,7 +43,6 @@ class Diagonal(Metric):
         self.beta2, self.eps = beta2, eps
 
     def start(self, w: Tensor) -> State:
-        """v = 0."""
         return {"v": torch.zeros_like(w, dtype=accumulator(w.dtype))}
 
     def observe(self, gradients: Tensors, state: list[State], steps: Tensor) -> tuple[Matrix, list[State]]:
@@ -60,11 +59,9 @@ class DiagonalMatrix(Matrix):
         self.entries = entries
 
     def solve(self, x: Tensors) -> Tensors:
-        """x / M."""
         return [a / m for a, m in zip(x, self.entries, strict=True)]
 
     def times(self, x: Tensors) -> Tensors:
-        """M x."""
         return [a * m for a, m in zip(x, self.entries, strict=True)]
 
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:

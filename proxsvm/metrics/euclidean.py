@@ -20,13 +20,10 @@ class Euclidean(FixedMetric):
     identity = elementwise = True
 
     def solve(self, x: Tensors) -> Tensors:
-        """x itself."""
         return x
 
     def times(self, x: Tensors) -> Tensors:
-        """x itself."""
         return x
 
     def root(self, rows: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
-        """The rows themselves."""
         return rows

@@ -90,29 +90,23 @@ class Kronecker(Metric):
 class RotatedMatrix(Matrix):
     """M as a diagonal of ``entries`` in the bases U and V of each parameter, which had others ``before``."""
 
-    flat = True
-
     def __init__(self, before: list[State], bases: list[State], entries: Tensor, observed: Tensor) -> None:
         self.before, self.bases, self.observed, self._inside = before, bases, observed, DiagonalMatrix([entries])
         pairs = [(old.get(basis), new.get(basis)) for old, new in zip(before, bases, strict=True) for basis in "UV"]
-        self.turned = any(old is not new for old, new in pairs)
+        self._turned = any(old is not new for old, new in pairs)
 
     @property
     def inside(self) -> Matrix:
-        """The diagonal."""
         return self._inside
 
     def rotate(self, x: Tensors) -> Tensors:
-        """Qᵀ x."""
         return [_rotated(a, own) for a, own in zip(x, self.bases, strict=True)]
 
     def rotate_back(self, x: Tensors) -> Tensors:
-        """Q x."""
         return [_rotated(a, own, back=True) for a, own in zip(x, self.bases, strict=True)]
 
     def carry(self, x: Tensors) -> Tensors:
-        """Qᵀ Q_before x."""
-        if not self.turned:
+        if not self._turned:
             return x
         return self.rotate([_rotated(a, old, back=True) for a, old in zip(x, self.before, strict=True)])
 

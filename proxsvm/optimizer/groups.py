@@ -32,13 +32,13 @@ def check_options(
 ) -> DualSolver:
     """The solver; raise unless these can be the options of a ProxOptimizer."""
     if not isinstance(loss, ConvexLoss):
-        twin = TWINS.get(type(loss).__name__, "CrossEntropy()")
-        given, line = type(loss).__name__, THE_LINE.format(twin)
-        raise TypeError(f"loss is a {given}; expected one of this package, as proxsvm.losses.{twin}: {line}")
+        kind = loss if isinstance(loss, type) else type(loss)
+        twin = f"{kind.__name__}()" if issubclass(kind, ConvexLoss) else TWINS.get(kind.__name__, "CrossEntropy()")
+        expected = f"one of this package, as proxsvm.losses.{twin}: {THE_LINE.format(twin)}"
+        raise TypeError(f"loss is {given_kind(loss)}; expected {expected}")
     if not isinstance(solver, DualSolver):
-        given = f"{solver!r}, a class: add ()" if isinstance(solver, type) else f"a {type(solver).__name__}"
         line = THE_LINE.format(f"{type(loss).__name__}()")
-        raise TypeError(f"solver is {given}; expected an instance of a proxsvm.solvers.DualSolver: {line}")
+        raise TypeError(f"solver is {given_kind(solver)}; expected an instance of a proxsvm.solvers.DualSolver: {line}")
     for name, value, known in (("nonfinite", nonfinite, ("skip", "raise")), ("fused", fused, (None, True, False))):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}")
@@ -51,14 +51,17 @@ def check_options(
     return solver
 
 
+def given_kind(x: object) -> str:
+    """What was given for an object of another kind."""
+    return f"{x!r}, a class: add ()" if isinstance(x, type) else f"a {type(x).__name__}"
+
+
 def check_group(group: dict[str, Any], defaults: Mapping[str, Any], memory: float = 0.0) -> None:
     """Raise unless ``group`` is valid; its parameters become a list."""
     options = {name: group.get(name, defaults.get(name)) for name in OF_A_GROUP}
     if isinstance(options["lr"], str) and options["lr"] == "auto":
         group["auto"], group["lr"], options["lr"] = True, 1.0, 1.0  # lr: what schedulers multiply
     check_numbers(options)
-    if isinstance(lr := options["lr"], Tensor):
-        group["lr"] = lr.reshape(()) if lr.dim() else lr  # the user's own tensor, or a view of it
     check_related({**group, **options}, memory)
     for option in ("differentiable", "maximize"):
         if group.get(option):

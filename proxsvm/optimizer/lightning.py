@@ -20,7 +20,6 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Follow the optimizers that keep an average."""
         for optimizer in followed(pl_module):  # of an earlier fit; a test may have left the averages in place
             optimizer.train()
         for optimizer in (o for o in trainer.optimizers if isinstance(o, ProxOptimizer)):
@@ -30,6 +29,5 @@ class FollowOptimizer(Callback):  # type: ignore[misc]
             raise ValueError("no optimizer keeps an average to follow: ProxOptimizer(..., average=0.995)")
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Put the training weights in place."""
         for optimizer in followed(pl_module):
             optimizer.train()

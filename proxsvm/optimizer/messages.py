@@ -43,6 +43,10 @@ SECOND_ORDER = (
     "a recorded loss value was differentiated with create_graph=True. If that gradient is itself differentiated (MAML, "
     f"gradient penalties), the record is wrong, and so is γ: {_TOTAL}"
 )
+LESS = (
+    "the closure returned less than what was differentiated: if it made several backward passes and returned the value "
+    "of one of them, γ is too small; return the sum"
+)
 WEIGHTS = (
     "the samples of a loss with reduction='none' were given different weights. If they are constant, pass them as "
     f"sample_weight=; if they depend on the values (focal loss, log-sum-exp), the record and γ are wrong: {_TOTAL}"

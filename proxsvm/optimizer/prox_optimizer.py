@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ from proxsvm._kernels.step import Kernels
 from proxsvm._kernels.tensors import accumulator
 from proxsvm._ranks import ProcessGroup, Ranks, ranks_of
 from proxsvm.geometry import Geometry, Number, Write, check_metric, complete, copying, flatten
+from proxsvm.linearization.graph import Linearization
 from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.metrics.auto import FIRST_DISTANCE, FIRST_DISTANCE_WITH_MEMORY, History
 from proxsvm.metrics.base import Metric
@@ -21,14 +23,14 @@ from proxsvm.optimizer import averages, messages
 from proxsvm.optimizer.follow import follow as follow_optimizer
 from proxsvm.optimizer.groups import OF_A_GROUP, check_group, check_options, check_related, equal, given_value, readable
 from proxsvm.optimizer.ranks import (
-    AveragedProblem,
-    ShardedGeometry,
+    AveragedLinearization,
     agree,
     any_sharded,
     check_replicas,
     local,
     local_grad,
     reached,
+    shares,
 )
 from proxsvm.optimizer.record import ROUNDING, Record, replaced, watch
 from proxsvm.optimizer.state import SHARED, Store, checked, keep_precision, shared_scalars
@@ -245,16 +247,19 @@ class ProxOptimizer(torch.optim.Optimizer):
             return None, self._from_backward(None)
         if record.leaf.grad is None or (record.leaf.grad is before and before._version == version):
             return value, self._from_graph(value)
-        record.claim()
+        passes, seen = record.claim(), record.leaf.grad
         total = given_value(value)  # it may contain terms that were not recorded
-        return value, self._from_backward(total if start is None or record.leaf.grad is not before else total + start)
+        total = total if start is None or seen is not before else total + start
+        if passes > 1 and readable(total) and total < seen[0] * (1 - ROUNDING):
+            self._warn(messages.LESS)
+        return value, self._from_backward(total)
 
     def _from_graph(self, value: Tensor) -> Step:
         """The problem of a value whose graph still exists."""
         self._record.claim(value)
         if self.solver.needs_graph:
             problem = self.problem(value)
-            if problem.on_ranks and not self.solver.on_ranks:
+            if problem.ranks is not None and not self.solver.on_ranks:
                 raise RuntimeError(messages.ALONE.format(type(self.solver).__name__))
             return problem, problem.mean(value.detach())
         graph = self._linearised(value)
@@ -330,17 +335,18 @@ class ProxOptimizer(torch.optim.Optimizer):
     def _scalars(self, space: Geometry, h: Tensor | None, skip: Tensor, stays: Sequence[Tensor]) -> list[Write]:
         """What keeps the scalars after a step: what was skipped, the past's h, the history of lr="auto", the counts."""
         shared = self.param_groups[0]
+        still = functools.reduce(torch.logical_and, (stay.to(skip.device) for stay in stays))
         new = {} if h is None else {"h": h}
         if any(group.auto for group in space.groups) and space.history is not None:
             new |= space.history._asdict()
         pairs = [(shared["skipped"], shared["skipped"] + skip.to(shared["skipped"].device))]
         for name, number in new.items():
-            pairs.append((old := shared[name], torch.where(skip.to(old.device), old, number.to(old))))
+            pairs.append((old := shared[name], torch.where(still.to(old.device), old, number.to(old))))
         for bucket, stay in zip(space.buckets, stays, strict=True):
             if (steps := bucket.kept.steps) is not None:
                 pairs.append((steps, steps + stay.logical_not()))
         if self._buffers is not None:
-            pairs += averages.update_buffers(self, torch.stack([stay.to(skip.device) for stay in stays]).all())
+            pairs += averages.update_buffers(self, still)
         return copying(pairs)
 
     def _warn(self, text: str) -> None:
@@ -358,7 +364,7 @@ class ProxOptimizer(torch.optim.Optimizer):
         """
         self._require_training()
         graph, past = self._linearised(value).observe(), self._past()
-        return graph if past is None else PastProblem.of_problem(graph, past)
+        return graph if past is None else PastProblem(graph, past)
 
     def _linearised(self, value: Tensor) -> ProxProblem:
         """The problem of a value without memory, before the metric has observed its gradient."""
@@ -371,11 +377,13 @@ class ProxOptimizer(torch.optim.Optimizer):
         ranks = self._ranks()
         seen = reached(origin.scores, params, ranks)
         geometry = self._geometry(self._groups(lambda p: id(p) in seen), None)
-        return ProxProblem.of(origin, geometry) if ranks is None else AveragedProblem(origin, geometry, ranks)
+        graph = origin.scores, geometry.params
+        line = Linearization(*graph) if ranks is None else AveragedLinearization(*graph, ranks)
+        return ProxProblem(geometry, origin, line, ranks)
 
     def _geometry(self, groups: list[dict[str, Any]], ranks: Ranks | None, kernels: bool = False) -> Geometry:
         """The geometry of this rank's parts of the parameters in ``groups``, with what is kept for them."""
-        owners, shared = [p for g in groups for p in g["params"]], self.param_groups[0]
+        owners, shared = [p for g in groups for p in g["params"]], shared_scalars(self.param_groups)
         store = Store(self.state, owners, self.memory)
         options: dict[str, Any] = {
             "history": History(shared["max_distance"], shared["squares"]),
@@ -383,10 +391,10 @@ class ProxOptimizer(torch.optim.Optimizer):
             "keys": store.keys,
             "kernels": self._kernels if kernels else None,
         }
-        if not any_sharded(owners):
-            return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
-        parts = flatten([{**g, "params": [local(p) for p in g["params"]]} for g in groups], None, 0.0)
-        return ShardedGeometry(*parts, store.kept, owners=owners, ranks=ranks, **options)
+        if any_sharded(owners):
+            groups = [{**g, "params": [local(p) for p in g["params"]]} for g in groups]
+            options |= {"shares": shares(owners, ranks), "ranks": ranks}
+        return Geometry(*flatten(groups, None, 0.0), store.kept, **options)
 
     def _past(self) -> Past | None:
         return Past(self.memory, self.param_groups[0]["h"]) if self.memory else None

@@ -21,9 +21,7 @@ from proxsvm._kernels.tensors import PLAIN
 from proxsvm._ranks import Ranks
 from proxsvm.geometry import Geometry
 from proxsvm.linearization.graph import Linearization, leaves
-from proxsvm.losses.base import Origin, Scores
-from proxsvm.point import DualPoint
-from proxsvm.problem import ProxProblem
+from proxsvm.losses.base import Scores
 
 
 def check_replicas(ranks: Ranks, params: Sequence[Tensor]) -> None:
@@ -88,26 +86,15 @@ def shards(p: Any) -> int:
     return prod(p.device_mesh.size(k) for k, place in enumerate(p.placements) if not place.is_replicate())
 
 
-class ShardedGeometry(Geometry):
-    """The geometry of this rank's shards ``params`` of the DTensors ``owners``: local inner products add up over the
-    ranks, each shard counted once.
-    """
-
-    def __init__(self, *args: Any, owners: Sequence[Tensor], ranks: Ranks | None, **options: Any) -> None:
-        spread, size = [shards(p) for p in owners], 1 if ranks is None else ranks.size
-        if any(size % n for n in spread):
-            raise RuntimeError(
-                f"a parameter is sharded over {max(spread)} ranks (DTensor), the optimizer sums over {size}: leave "
-                "process_group at 'default', or give it the ranks of the whole device mesh"
-            )
-        super().__init__(*args, shares=[n / size for n in spread], **options)
-        self._ranks = ranks
-
-    def reduce(self, numbers: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Σ over the ranks, in one reduction."""
-        if self._ranks is None:
-            return numbers
-        return list(self._ranks.sum(torch.stack([x.to(numbers[0]) for x in numbers])))
+def shares(owners: Sequence[Tensor], ranks: Ranks | None) -> list[float]:
+    """The weights of the parameters' inner products in a sum over the ranks, so that each shard counts once."""
+    spread, size = [shards(p) for p in owners], 1 if ranks is None else ranks.size
+    if any(size % n for n in spread):
+        raise RuntimeError(
+            f"a parameter is sharded over {max(spread)} ranks (DTensor), the optimizer sums over {size}: leave "
+            "process_group at 'default', or give it the ranks of the whole device mesh"
+        )
+    return [n / size for n in spread]
 
 
 # The problem of a closure: autograd.grad does not fire the hooks of DDP, so each vjp is averaged here.
@@ -123,36 +110,6 @@ class AveragedLinearization(Linearization):
     def vjp(self, s: Scores, *options: Any, **named: Any) -> list[Tensor]:
         """(1/R) Σ_ranks Jᵀ s: every rank must call it."""
         return self._ranks.mean(super().vjp(s, *options, **named))
-
-
-class AveragedProblem(ProxProblem):
-    """The problem averaged over ranks. Every rank must call the same methods in the same order."""
-
-    on_ranks = True
-
-    def __init__(self, origin: Origin, geometry: Geometry, ranks: Ranks) -> None:
-        super().__init__(geometry, origin, AveragedLinearization(origin.scores, geometry.params, ranks))
-        self.ranks = ranks
-
-    def mean(self, value: Tensor) -> Tensor:
-        """(1/R) Σ_ranks value."""
-        return self.ranks.mean([value])[0]
-
-    def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
-        """The rows of all ranks, one after another, and which of them are this rank's."""
-        found, rank = self.ranks.gather(rows.detach().cpu()), self.ranks.rank
-        begin = sum(map(len, found[:rank]))
-        return torch.cat(found).to(rows.device), slice(begin, begin + len(rows))
-
-    def check(self, point: DualPoint, solver: object) -> None:
-        """Raise if a solver has bypassed the averages, so that the replicas would drift apart. It synchronises."""
-        mine = torch.stack([point.lam, point.gamma.to(point.lam)])
-        largest = self.ranks.max(torch.stack([mine, -mine]))
-        if largest.isfinite().all() and (largest[0] != -largest[1]).any():
-            raise RuntimeError(
-                f"{solver!r} found different dual points on different ranks, and nothing was changed: on several ranks "
-                "a solver may use the samples only through expect() and linearization.vjp(), as MultiStepFW does"
-            )
 
 
 def reached(scores: Scores, params: Sequence[Tensor], ranks: Ranks | None) -> set[int]:

@@ -50,11 +50,17 @@ class Record:
         self._users: list[weakref.WeakSet[Record]] = []  # for each value: the records whose steps have used it
         self._faults: set[str] = set()
         self._passing = False  # whether values were differentiated since the sample got a gradient
-        self._left: tuple[int, Tensor] | None = None  # version and norm of the sample's gradient after the last pass
-        p = next(iter(self._params()), torch.empty(()))
-        if not hasattr(self, "leaf") or self.leaf.device != p.device:  # the model was moved
-            self.leaf: Tensor = torch.tensor([1.0, 0.0], dtype=accumulator(p.dtype), device=p.device).requires_grad_()
+        # The sample's gradient after the last pass, its version and its norm.
+        self._left: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+        self._fit()
         self.leaf.grad = None
+
+    def _fit(self) -> None:
+        """Make the leaf, and again where the model was moved or converted."""
+        p = next(iter(self._params()), torch.empty(()))
+        device, dtype = p.device, accumulator(p.dtype)
+        if not hasattr(self, "leaf") or (self.leaf.device, self.leaf.dtype) != (device, dtype):
+            self.leaf: Tensor = torch.tensor([1.0, 0.0], dtype=dtype, device=device).requires_grad_()
 
     def through(self, value: Tensor) -> Tensor:
         """``value``, connected to the record if it depends on the parameters."""
@@ -63,6 +69,8 @@ class Record:
             if not (found := graph.reached(value, set(map(id, self._params())), every=self._reached is not None)):
                 return value
             self._reached = None if self._reached is None else self._reached | found
+            if self.leaf.grad is None:
+                self._fit()
         (one, zero), origin = self.leaf.to(value).unbind(), getattr(value, "origin", None)
         seen: Any = value * one
         if self.modules > 1 and not compiling:  # what is inside of the value may be recorded already
@@ -106,11 +114,12 @@ class Record:
 
     def _accumulated(self, p: Tensor) -> None:
         if p.grad is not None:
-            if self._left is not None and p.grad._version > self._left[0] + 1:
+            left = None if torch.is_grad_enabled() else self._left  # otherwise autograd adds in place
+            if left is not None and (left[0]() is not p.grad or p.grad._version > left[1] + 1):
                 self._faults.add(messages.EDITED)
             if not self._passing:
                 self._faults.add(messages.MISSING)
-            self._passing, self._left = False, (p.grad._version, p.grad.detach().norm())
+            self._passing, self._left = False, (weakref.ref(p.grad), p.grad._version, p.grad.detach().norm())
 
     # A step calls these.
 
@@ -122,19 +131,22 @@ class Record:
             found.discard(messages.MISSING)
         if reached and any(p.grad is not None and id(p) not in reached for p in self._params()):
             found.add(messages.MISSING)
-        if grad is not None and self._left is not None and grad._version != self._left[0]:
-            if not torch.equal(grad.norm(), self._left[1]):  # clip_grad_norm_(inf) multiplies by 1
+        left = self._left
+        if grad is not None and left is not None and (left[0]() is not grad or left[1] != grad._version):
+            if not torch.equal(grad.norm(), left[2]):  # clip_grad_norm_(inf) multiplies by 1
                 found.add(messages.EDITED)
             elif not grad.is_cpu:
                 self._sample = self.leaf.detach()  # do not synchronise at every step
         return found
 
-    def claim(self, value: Tensor | None = None) -> None:
-        """Say that this optimizer uses what was recorded, or only ``value``; raise if another one has."""
-        for users in self._users if value is None else [getattr(value, "users", weakref.WeakSet())]:
+    def claim(self, value: Tensor | None = None) -> int:
+        """Say that this optimizer uses what was recorded, or only ``value``: how many; raise if another one has."""
+        claimed = self._users if value is None else [getattr(value, "users", weakref.WeakSet())]
+        for users in claimed:
             if users - {self}:
                 raise RuntimeError(messages.USED)
             users.add(self)
+        return len(claimed)
 
     def spend(self) -> None:
         """A step has used the record, which stays valid as long as the gradients."""

@@ -92,16 +92,18 @@ def _tensors(name: str, owners: Sequence[Tensor], states: Sequence[dict[str, Any
     return [own[name] for own in states]
 
 
-def shared_scalars(groups: Sequence[dict[str, Any]]) -> None:
-    """Put the 0-dim tensors of the whole optimizer into its first group, on the device of the first parameter.
+def shared_scalars(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first group, with the 0-dim tensors of the whole optimizer, on the device of the first parameter.
 
-    torch does not move tensors in ``param_groups`` when it loads a state.
+    torch does not move tensors in ``param_groups`` when it loads a state, nor does a model that is moved or converted.
     """
     like = next((p for group in groups for p in group["params"]), torch.empty(()))
     for name, first in SHARED.items():
         dtype = torch.long if name == "skipped" else accumulator(like.dtype)
-        known = torch.as_tensor(groups[0].get(name, first))
-        groups[0][name] = known.to(like.device, dtype, copy=True).reshape(())
+        known = groups[0].get(name, first)
+        if not isinstance(known, Tensor) or (known.shape, known.device, known.dtype) != ((), like.device, dtype):
+            groups[0][name] = torch.as_tensor(known).to(like.device, dtype).reshape(())
+    return groups[0]
 
 
 # Saved states.

@@ -46,7 +46,7 @@ class ExactQP(DualSolver):
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         """The best dual point, with its certified gap."""
-        if problem.on_ranks:
+        if problem.ranks is not None:
             raise RuntimeError(
                 "the samples are spread over several ranks, so no rank has the whole Jacobian: use another solver, or "
                 "verify in a process of its own"

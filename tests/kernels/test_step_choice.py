@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal
 from proxsvm.solvers import SingleStepFW
 from tests.cases import PaperOptimizer as ProxOptimizer
 
@@ -39,7 +40,8 @@ UNSUITABLE = {
 def stepped(params, **options):
     for p in params:
         p.grad = torch.full_like(p, 0.1)
-    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, lr=0.5, momentum=0.9, **options)
+    options = {"lr": 0.5, "momentum": 0.9, **options}
+    optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), params, **options)
     optimizer.step(loss=0.01)
     return optimizer
 
@@ -97,13 +99,30 @@ def test_gradients_in_any_memory(shape, layout):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_another_shape_in_the_same_memory_is_told(fused):
+@pytest.mark.parametrize(
+    ("kept", "options"), [("velocity", {}), ("second moment", {"momentum": 0.0, "metric": Diagonal()})]
+)
+def test_another_shape_in_the_same_memory_is_told(fused, kept, options):
     p = nn.Parameter(torch.ones(2, 3))
-    optimizer = stepped([p], fused=fused)
+    optimizer = stepped([p], fused=fused, **options)
     p.grad, p.data = None, p.data.view(3, 2)
     p.grad = torch.full_like(p, 0.1)
-    with pytest.raises(RuntimeError, match=r"velocity of parameter 0 has shape \(2, 3\)"):
+    with pytest.raises(RuntimeError, match=rf"{kept} of parameter 0 has shape \(2, 3\)"):
         optimizer.step(loss=0.01)
+
+
+def test_another_order_of_the_same_memory_is_another_parameter():
+    """What is kept has the order of before."""
+    weights = []
+    for fused in (None, False):
+        p = nn.Parameter(torch.arange(9.0).view(3, 3))
+        optimizer = ProxOptimizer(MultiClassHinge(), SingleStepFW(), [p], 0.1, metric=Diagonal(), fused=fused)
+        for turned in (False, True):
+            p.grad, p.data = None, p.data.t() if turned else p.data
+            p.grad = torch.arange(9.0).view(3, 3) + 1
+            optimizer.step(loss=1.0)
+        weights.append(p.detach())
+    torch.testing.assert_close(*weights, atol=1e-12, rtol=0)
 
 
 def test_parameters_without_elements_beside_others():

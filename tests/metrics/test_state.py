@@ -70,7 +70,7 @@ def test_what_belongs_to_all_groups_is_loaded_and_moves_with_the_parameters():
 
 
 @pytest.mark.parametrize("lr", [0.01, "auto"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, {"metric": Kronecker(every=3), "momentum": 0.0, "memory": 0.9}], ids=str)
 @pytest.mark.filterwarnings("ignore:a gradient was changed:UserWarning")
 def test_a_skipped_step_changes_no_bit(lr, kind):
     model = mlp()

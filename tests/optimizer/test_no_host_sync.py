@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.calls import Calls
+from proxsvm import ProxOptimizer as RealOptimizer
 from proxsvm import ProxProblem
 from proxsvm.losses import GridHinge, L1Regression, MultiClassHinge
 from proxsvm.metrics import Diagonal, Euclidean, Kronecker
@@ -59,6 +60,18 @@ def test_a_loss_never_waits_for_the_device(loss):
 def test_the_single_step_never_waits_for_the_device(options):
     for scalar in fake_step(LOSSES[1], **options):
         assert scalar.shape == ()
+
+
+def test_a_warm_up_that_begins_with_zero_does_not_count_for_the_bases():
+    """The eigenvectors are found at the first step that is taken; a device cannot be asked whether one was."""
+    with FakeTensorMode():
+        w = nn.Parameter(torch.ones(3, 4))
+        optimizer = RealOptimizer(L1Regression(), SingleStepFW(), [w])
+        for factor in (0.0, 0.5):
+            w.grad = torch.ones(3, 4)
+            optimizer.param_groups[0]["lr"] = factor
+            optimizer.step(loss=1.0)
+            assert optimizer.state[w]["age"] == (factor > 0)
 
 
 def test_the_guard_of_these_tests_can_fail():

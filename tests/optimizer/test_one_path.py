@@ -1,27 +1,24 @@
 """Every kind of step makes a problem, the solver solves it, and one function moves the weights."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from proxsvm import DualPoint, ProxProblem
 from proxsvm.losses import MultiClassHinge
+from proxsvm.metrics import Diagonal, Kronecker
 from proxsvm.optimizer import no_decay
 from proxsvm.solvers import MultiStepFW, SingleStepFW
 from tests.cases import K, mlp, vector
 from tests.cases import PaperOptimizer as ProxOptimizer
+from tests.optimizer.test_faults import same
 from tests.optimizer.test_optimizer import batches, begun, train
 
 
 class Halving(SingleStepFW):
-    """A user's subclass: half of the best step."""
-
-    def solve(self, problem: ProxProblem) -> DualPoint:
-        return super().solve(problem).shrunk(0.5)
-
-
-class HalvingByHand(SingleStepFW):
-    """The same, by one who knows nothing but the fields of a point."""
+    """A user's subclass: half of the best step, by the fields of a point."""
 
     def solve(self, problem: ProxProblem) -> DualPoint:
         point = super().solve(problem)
@@ -91,7 +88,7 @@ def stepped(kind, solver=None, steps=1):
     return vector(model), optimizer
 
 
-@pytest.mark.parametrize(("solver", "share"), [(SingleStepFW, 1), (Halving, 0.5), (HalvingByHand, 0.5)])
+@pytest.mark.parametrize(("solver", "share"), [(SingleStepFW, 1), (Halving, 0.5)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_step_is_one_to_1e_14_and_a_subclass_is_obeyed(kind, solver, share):
     """μ and the weight decay of every kind of step are float64: 0.9 and 0.013 have no exact float32."""
@@ -109,6 +106,18 @@ def test_lr_zero_stops_the_momentum_too():
         before = vector(model)
         train(optimizer, model, [batch])
         assert torch.equal(before, vector(model)) == (float(lr) == 0)
+
+
+@pytest.mark.parametrize("lr", [0.5, "auto"])
+@pytest.mark.parametrize("metric", [Diagonal(), Kronecker(every=2)])
+def test_lr_zero_changes_no_bit_of_what_is_kept(lr, metric):
+    """A warm-up begins with it, and a past with the value h but without its slope q would give a wrong γ."""
+    model, optimizer, batch = begun(lr=lr, memory=0.9, metric=metric, average=0.9)
+    train(optimizer, model, [batch])
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(optimizer, model, [batch])
+    assert same(before, (model.state_dict(), optimizer.state_dict()))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,18 @@ def test_norms_of_half_precision_gradients_are_accumulated_in_float32(dtype):
     assert optimizer.last.dual.isfinite()
 
 
+@pytest.mark.parametrize("lr", [1000.0, "auto"])
+def test_a_model_that_is_converted_after_the_optimizer_was_made_keeps_all_digits(lr):
+    """The record and what belongs to all groups are of float64, too, from the first step on."""
+    found = []
+    for early in (True, False):
+        model = network().double() if early else network()
+        optimizer = make(model, lr=lr, momentum=0.0, memory=0.9, metric=Diagonal(), average=0.9)
+        train(optimizer, model.double(), data(10, torch.float64))
+        found.append(vector(model))
+    torch.testing.assert_close(*found, atol=1e-14, rtol=0)
+
+
 @each_half
 @pytest.mark.parametrize("solver", [SingleStepFW(), MultiStepFW(3)], ids=repr)
 def test_half_precision_parameters_follow_float32(dtype, solver):

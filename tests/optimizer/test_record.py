@@ -148,6 +148,25 @@ def test_a_closure_that_returns_more_than_the_criterion():
     assert optimizer.last.gamma == pytest.approx(float(reference.last.gamma))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_closure_of_several_passes_returns_their_sum(whole):
+    """The value of the last pass alone would make γ too small. Warnings are errors here."""
+    model, optimizer, _ = begun(lr=50.0)
+
+    def closure():
+        optimizer.zero_grad()
+        values = [optimizer.loss(model(x), y) / 4 for x, y in batches(4)]
+        for value in values:
+            value.backward()
+        return sum(values) if whole else values[-1]
+
+    if whole:
+        assert 0 < optimizer.step(closure) == optimizer.last.loss
+    else:
+        with pytest.warns(UserWarning, match=r"the closure returned less than .*return the sum"):
+            optimizer.step(closure)
+
+
 def test_without_gradients_a_step_does_nothing_and_a_negative_value_is_refused():
     model, optimizer, (x, y) = begun(lr=0.5)
     assert optimizer.step() is None
@@ -175,6 +194,8 @@ def test_an_edit_that_changes_nothing_is_no_edit():
     for x, y in batches(2):
         differentiate(optimizer, model, x, y)
         torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        for p in model.parameters():
+            p.grad = p.grad.clone()
         optimizer.step()
 
 
@@ -381,6 +402,8 @@ class Distance(PiecewiseLinearLoss):
 MISSING = r"a term of the loss is missing from the record.*optimizer\.watch"
 WRONG = {
     "clipped": r"changed between backward.*max_grad_norm",
+    "replaced": r"changed between backward.*max_grad_norm",
+    "replaced in between": r"changed between backward.*max_grad_norm",
     "zeroed": r"changed between backward.*optimizer\.zero_grad\(\)",
     "negated": "the loss value is negative; expected 0 or more",
     "penalised": MISSING,
@@ -402,6 +425,11 @@ def test_what_is_wrong_is_told_once(what):
             else:
                 value = optimizer.loss(scores, scores.detach() if what == "at a kink" else y)
                 (-value if what == "negated" else value).backward()
+            if what.startswith("replaced"):
+                for p in model.parameters():
+                    p.grad = p.grad * 0.1
+            if what == "replaced in between":
+                optimizer.loss(model(x), y).backward()
             if what == "clipped":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             if what == "penalised":

@@ -184,12 +184,13 @@ def test_options_of_the_whole_optimizer_that_are_nonsense(options, message):
 LINE = r"write ProxOptimizer\({}, SingleStepFW\(\), model\.parameters\(\)\)"
 
 
+@pytest.mark.parametrize("make", [lambda theirs: theirs(), lambda theirs: theirs], ids=["instance", "class"])
 @pytest.mark.parametrize("theirs", TWINS)
-def test_a_loss_of_torch_names_its_twin(theirs):
+def test_a_loss_of_torch_names_its_twin(theirs, make):
     twin = TWINS[theirs]
     assert isinstance(getattr(losses, twin[:-2])(), losses.ConvexLoss)
     with pytest.raises(TypeError, match=rf"proxsvm\.losses\.{re.escape(twin)}: {LINE.format(re.escape(twin))}"):
-        ProxOptimizer(getattr(nn, theirs)(), SingleStepFW(), mlp().parameters())
+        ProxOptimizer(make(getattr(nn, theirs)), SingleStepFW(), mlp().parameters())
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,7 @@ def test_a_loss_of_torch_names_its_twin(theirs):
     [
         (lambda params: (params,), "loss is a generator"),
         (lambda params: (list(params),), "loss is a list"),
+        (lambda params: (MultiClassHinge, SingleStepFW(), params), r"MultiClassHinge.*a class: add \(\)"),
         (lambda params: (MultiClassHinge(), params), "solver is a generator"),
         (lambda params: (MultiClassHinge(),), "solver is a NoneType"),
         (lambda params: (MultiClassHinge(), SingleStepFW, params), r"a class: add \(\)"),
