@@ -46,7 +46,8 @@ class Atom:
 
     def b(self, scores: Scores) -> Tensor:
         """The atom's value at each sample, b = ⟨s, u⟩ + c, ``[n]``."""
-        return self.offset + inner(self.s, scores)
+        products = inner(self.s, scores)
+        return self.offset.to(products.dtype) + products
 
     def value_at(self, scores: Scores) -> Tensor:
         """b at the scores where the oracle found this atom, ``[n]``."""
@@ -401,4 +402,5 @@ class MarginalHull(Hull):
 
 def paid(cost: Any, s: Any) -> Tensor:
     """⟨cost, s⟩ for each sample, ``[n]``; None in the cost is 0."""
-    return sum((c * x).flatten(1).sum(1) for c, x in zip(parts(cost), parts(s), strict=True) if c is not None)  # type: ignore[return-value]
+    none = parts(s)[0].new_zeros(len(parts(s)[0]))
+    return sum([(c * x).flatten(1).sum(1) for c, x in zip(parts(cost), parts(s), strict=True) if c is not None], none)
