@@ -255,26 +255,29 @@ def add(a: Any, b: Any, scale: float = 1) -> Any:
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:
     """The gradient of Σ f at ``scores``, in their structure; 0 for a tensor that f does not use."""
-    try:
-        u = None if torch.compiler.is_compiling() else leaves(scores)
-    except RuntimeError:  # inside a transform of torch.func
-        u = None
-    if u is None:
-        return torch.func.grad(lambda u: f(u).sum())(scores)
     return gradients(lambda u: f(u)[None], scores)[1][0]
 
 
 def gradients(f: Callable[[Any], Tensor], scores: Any) -> tuple[Tensor, list[Any]]:
     """f ``[k, n]`` at ``scores``, and the gradient of each of its k rows, as in :func:`gradient`."""
     u = leaves(scores)
+    if u is None:
+        found: Any = torch.func.vjp(f, scores)
+        rows = torch.eye(len(found[0])).to(found[0])
+        return found[0], [found[1](row[:, None].expand_as(found[0]))[0] for row in rows]
     with torch.enable_grad():
         values = f(like(scores, u))
-        found = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
+        each = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
     zeros = tuple(map(torch.zeros_like, u))
-    filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in found]
+    filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in each]
     return values.detach(), [like(scores, row) for row in filled]
 
 
-def leaves(scores: Any) -> tuple[Tensor, ...]:
-    """Leaves of a new graph."""
-    return tuple(x.detach().requires_grad_() for x in parts(scores))
+def leaves(scores: Any) -> tuple[Tensor, ...] | None:
+    """Leaves of a new graph; None where there can be none, and torch.func must differentiate."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return None
+    try:
+        return tuple(x.detach().requires_grad_() for x in parts(scores))
+    except RuntimeError:  # inside a transform of torch.func, or a tensor of inference mode
+        return None

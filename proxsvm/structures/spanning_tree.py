@@ -12,10 +12,10 @@ from torch import Tensor
 from proxsvm._kernels.jit import has_numba
 from proxsvm._scores import FORBIDDEN, inner, known, one_hot
 from proxsvm.structures._checks import before
-from proxsvm.structures.base import Parts, gradient, gradients
+from proxsvm.structures.base import Parts, gradient
 from proxsvm.structures.combinatorial import as_array, best_heads
 from proxsvm.structures.dependencies import Dependencies
-from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp
+from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp, maximum
 
 LOG2_E = 1 / math.log(2)
 
@@ -36,20 +36,24 @@ class SpanningTree(Dependencies):
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
         if isinstance(reduce, KBest):
             raise NotImplementedError("SpanningTree has no recursion that finds the k best trees: use ProjectiveTree")
+        if reduce is maximum:
+            return super().total(scores, target, reduce)
         u = scores if scores.dim() == 3 else reduce(scores, 3)
         if reduce is log_sum_exp:
             return log_z(u, target.sizes)
-        found = self._draw(u.detach(), target, reduce) if isinstance(reduce, Sampled) else self._best(u, target)
-        return inner(found * before(u.shape[2], target.sizes + 1)[:, None], u)
+        assert isinstance(reduce, Sampled)
+        return inner(self._draw(u.detach(), target, reduce) * before(u.shape[2], target.sizes + 1)[:, None], u)
 
-    def _best(self, u: Tensor, target: Parts) -> Tensor:
+    def best(self, scores: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
+        u, label = (scores, None) if scores.dim() == 3 else scores.max(3)
         arrays = as_array(u)
         heads = torch.zeros(u.shape[:2], dtype=torch.long)
         for b, n in enumerate(target.sizes.tolist()):
             heads[b, 1 : n + 1] = torch.from_numpy(best_heads(arrays[b, : n + 1, : n + 1]))
-        found = one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2)
-        return found * (torch.arange(u.shape[2], device=u.device) > 0)
+        word = before(u.shape[2], target.sizes + 1) & (torch.arange(u.shape[2], device=u.device) > 0)
+        found = one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2) * word[:, None]
+        return found if label is None else found[..., None] * one_hot(u, label, scores.shape[3])
 
     def _draw(self, u: Tensor, target: Parts, drawn: Sampled) -> Tensor:
         """Word by word, from the marginals given the heads of the words before: T sums over all trees."""
@@ -104,7 +108,8 @@ class Eliminated(torch.autograd.Function):
         total, mu = u.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
         eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
         if not total.isfinite().all():
-            (total,), (mu,) = gradients(lambda v: by_elimination(v, sizes)[None], u)
+            found: Any = torch.func.vjp(lambda v: by_elimination(v, sizes), u)
+            total, (mu,) = found[0], found[1](torch.ones_like(total))
         return total, mu
 
     @staticmethod

@@ -488,15 +488,28 @@ def test_half_precision_compilers_and_transforms(case):
 
 
 @each_structure
-def test_inference_needs_no_graph(case):
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference_needs_no_graph(case, context):
     structure = case.structure()
     scores, target, _ = case.draw()
-    expected = StructuredHinge(structure).decode(form(scores), **case.given(target))
-    with torch.no_grad():
-        assert str(StructuredHinge(structure).decode(form(scores), **case.given(target))) == str(expected)
+
+    def found():
+        results = [loss(form(scores), target) for loss in losses(structure)]
+        results.append(StructuredHinge(structure).decode(form(scores), **case.given(target)))
         if structure.likelihood:
-            CRF(structure).marginals(form(scores), **case.given(target))
-            structure.sample(form(scores), **case.given(target))
+            results.append(CRF(structure).marginals(form(scores), **case.given(target)))
+            results.append(structure.sample(form(scores), generator=torch.manual_seed(0), **case.given(target)))
+            if not isinstance(structure, SpanningTree):
+                results.append(structure.k_best(form(scores), 2, **case.given(target)))
+        return str(results)
+
+    with torch.enable_grad():
+        expected = found()
+    with context():
+        assert found() == expected
+        scores = tuple(u.clone() for u in scores)  # in inference mode tensors of their own kind
+        inside = found()
+    assert inside == found() == expected
 
 
 @each_structure
