@@ -198,20 +198,19 @@ class ConvexLoss(nn.Module):
         return value
 
     def _check(self, atom: Any, scores: Scores) -> None:
-        name, first = f"{type(self).__name__}.oracle returned", parts(scores)[0]
+        name = f"{type(self).__name__}.oracle returned"
         if not isinstance(atom, Atom):
             raise TypeError(f"{name} a {type(atom).__name__}; expected an Atom: return Atom(s, offset)")
-        one = first.new_empty(()).expand(len(first))
-        value = one if atom.value is None else atom.value
-        for what, given, expected in (("s", atom.s, scores), ("offset", atom.offset, one), ("value", value, one)):
-            if not all(isinstance(x, Tensor) for x in parts(given)):
-                raise TypeError(f"{name} {what} of type {type(given).__name__}; expected tensors, as the scores are")
-            shapes, right = ([tuple(x.shape) for x in parts(tensors)] for tensors in (given, expected))
-            if shapes != right:
-                raise ValueError(f"{name} {what} of shape {shapes}; expected {right}")
-            for x, u in zip(parts(given), parts(expected), strict=True):
-                if x.dtype != u.dtype and what != "offset":
-                    raise TypeError(f"{name} {what} of {x.dtype}; expected that of the scores, {u.dtype}: s.to(scores)")
+        if not all(isinstance(x, Tensor) for x in parts(atom.s)):
+            raise TypeError(f"{name} s of type {type(atom.s).__name__}; expected a tensor for each of the scores")
+        given, expected = ([tuple(x.shape) for x in parts(u)] for u in (atom.s, scores))
+        if given != expected:
+            raise ValueError(f"{name} s of shape {given}; expected that of the scores, {expected}")
+        for x, u in zip(parts(atom.s), parts(scores), strict=True):
+            if x.dtype != u.dtype:
+                raise TypeError(f"{name} s of {x.dtype}; expected that of the scores, {u.dtype}: s.to(scores)")
+        per_sample(atom.offset, scores, f"{name} an offset of")
+        per_sample(atom.offset if atom.value is None else atom.value, scores, f"{name} a value of")
 
     def extra_repr(self) -> str:
         """The options, which differ between losses; a tensor by its shape."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._extras import load
+from proxsvm._kernels.tensors import Array
 from proxsvm._scores import Scores, as_column, inner, like, one_hot, parts
 from proxsvm.structures import Marginals, Structure
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
