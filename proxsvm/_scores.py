@@ -36,6 +36,41 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def dense(name: str, scores: Any, what: str = "scores") -> Any:
+    """Scores of the loss ``name``, checked, in which half precision becomes float32.
+
+    >>> dense("MyLoss", torch.tensor([1, 2]))
+    Traceback (most recent call last):
+    TypeError: MyLoss got scores of torch.int64 and torch.strided; expected floating-point numbers of at least ...
+    """
+    first = parts(scores)[0]
+    if not isinstance(first, Tensor) or first.dim() == 0 or first.numel() == 0:
+        given = f"shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
+        expected = "a tensor [n, ...] with at least one sample (skip empty batches)"
+        raise ValueError(f"{name} got {what} of {given}; expected {expected}")
+    for u in parts(scores):
+        if not isinstance(u, Tensor):
+            raise TypeError(f"{name} got {what} with a {type(u).__name__} in the tuple; expected tensors")
+        if not u.is_floating_point() or u.dtype.itemsize < 2 or u.layout is not torch.strided:
+            expected = "floating-point numbers of at least 16 bits, dense: scores.float(), or scores.to_dense()"
+            raise TypeError(f"{name} got {what} of {u.dtype} and {u.layout}; expected {expected}")
+    return like(scores, tuple([widened(u) for u in parts(scores)]))
+
+
+def per_sample(given: Any, scores: Scores, what: str) -> Tensor:
+    """``given``, checked to be one number for each sample, ``[n]``; if not, the error begins with ``what``.
+
+    >>> per_sample(torch.zeros(()), torch.zeros(2, 3), "MyLoss computed values of")
+    Traceback (most recent call last):
+    ValueError: MyLoss computed values of shape (); expected one per sample, (2,)
+    """
+    shape = parts(scores)[0].shape[:1]
+    if not isinstance(given, Tensor) or given.shape != shape:
+        found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"type {type(given).__name__}"
+        raise ValueError(f"{what} {found}; expected one per sample, {tuple(shape)}")
+    return given
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which operations keep the precision of ``x``."""
     kind = x.device.type
@@ -96,10 +131,10 @@ def tensor_target(name: str, target: Any, what: str = "a target") -> Tensor:
 
     >>> tensor_target("MyLoss", [1.0])
     Traceback (most recent call last):
-    TypeError: MyLoss got a target that is a list; expected a tensor: torch.as_tensor(...)
+    TypeError: MyLoss got a list as a target; expected a tensor: torch.as_tensor(...)
     """
     if not isinstance(target, Tensor):
-        raise TypeError(f"{name} got {what} that is a {type(target).__name__}; expected a tensor: torch.as_tensor(...)")
+        raise TypeError(f"{name} got a {type(target).__name__} as {what}; expected a tensor: torch.as_tensor(...)")
     return target
 
 

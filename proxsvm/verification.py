@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from proxsvm._scores import detached, inner, like, parts
-from proxsvm.losses.base import ConvexLoss
+from proxsvm.losses.base import ConvexLoss, Origin
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.point import DualPoint
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers.base import DualSolver
 from proxsvm.solvers.exact_qp import ExactQP
+from proxsvm.structures import Structure
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,15 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
     scores, target = loss.prepare(scores, target)
     scores = detached(loss.expand(scores, target))
     name, tol = type(loss).__name__, max(tol, 100 * torch.finfo(parts(scores)[0].dtype).eps)
-    if isinstance(loss, StructuredHinge) and type(loss).features is not StructuredHinge.features:
-        _check_labelling(loss, name, scores, target)
+    structure = getattr(loss, "structure", None)
+    if isinstance(structure, Structure):
+        for method in ("features", "cost"):
+            _check_form(f"{type(structure).__name__}.{method}", getattr(structure, method)(target, scores), scores)
+    elif isinstance(loss, StructuredHinge) and type(loss).features is not StructuredHinge.features:
+        _check_form(f"{name}.features", loss.features(target, scores), scores)
+        cost = loss.cost(target, target)
+        if cost.shape != parts(scores)[0].shape[:1] or bool(cost.any()):
+            raise AssertionError(f"{name}.cost(y, y) is {cost.tolist()}; expected 0 for each sample, [n]")
 
     def require(ok: bool, message: str) -> None:
         if not ok:
@@ -155,7 +163,10 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         lowest, apart = float(best.min()), float((atom.value_at(u) - best).abs().max())
         require(lowest >= -slack, f" is negative, {lowest:.3g}: (0, 0) is not in the hull of its atoms")
         require(apart <= slack, f".oracle returned an atom whose value is not ⟨s, u⟩ + c, but {apart:.3g} away")
-        bound, hull = loss.lower_bound(u, target), loss.hull(u, target)
+        value = best if loss.smooth else loss.values(u, target)[0].detach()
+        other = float((value - best).abs().max())
+        require(other <= slack, f" has values that are not those of its atoms, but {other:.3g} away")
+        bound, hull = Origin(loss, u, target).lower_bounds(), loss.hull(u, target)
         below = 0.0 if bound is None else float((bound - best).max())
         require(below <= slack, f" is {below:.3g} below its own lower_bound")
         listed = None if hull is None else hull.best(u)
@@ -166,10 +177,12 @@ def check_loss(loss: ConvexLoss, scores: Any, target: Any, *, trials: int = 20, 
         require(not loss.exact or better <= slack, f".oracle is not the best atom: another is better by {better:.3g}")
 
 
-def _check_labelling(loss: StructuredHinge, name: str, scores: Any, target: Any) -> None:
-    given, expected = ([tuple(x.shape) for x in parts(u)] for u in (loss.features(target, scores), scores))
-    if given != expected:
-        raise ValueError(f"{name}.features returned shapes {given}; expected those of the scores, {expected}")
-    cost = loss.cost(target, target)
-    if cost.shape != parts(scores)[0].shape[:1] or bool(cost.any()):
-        raise AssertionError(f"{name}.cost(y, y) is {cost.tolist()}; expected 0 for each sample, [n]")
+def _check_form(name: str, given: Any, scores: Any) -> None:
+    """Raise ValueError or TypeError unless ``given``, where it is not None, has the shapes and dtypes of the scores."""
+    pairs = [(x, u) for x, u in zip(parts(given), parts(scores), strict=True) if x is not None]
+    shapes, expected = ([tuple(pair[i].shape) for pair in pairs] for i in (0, 1))
+    if shapes != expected:
+        raise ValueError(f"{name} returned shapes {shapes}; expected those of the scores, {expected}")
+    for x, u in pairs:
+        if x.dtype != u.dtype:
+            raise TypeError(f"{name} returned {x.dtype}; expected that of the scores, {u.dtype}: .to(scores)")

@@ -6,30 +6,28 @@ import numpy as np
 
 from proxsvm._kernels.jit import njit
 from proxsvm._kernels.tensors import Array
-from proxsvm._scores import FORBIDDEN
+
+TINY = 1e-200  # smaller sums may have lost terms to underflow
 
 
 @njit
 def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array) -> None:
-    """log Z of each sample, ``[B]``, FORBIDDEN without a tree, and the marginals of its arcs, ``[B, N, N]``, 0 before.
+    """log Z of each sample, ``[B]``, and the marginals of its arcs, ``[B, N, N]``, 0 before; NaN and 0 where a word has
+    no head but the root, or only heads that are this unlikely.
 
     ``weights`` are those of the arcs, float64, 0 where there is none, each less ``most``, ``[B, N]``, of its word.
     """
     N = weights.shape[1]
     w, g, scale = np.empty((N, N)), np.empty((N, N)), np.empty(N)
     for b in range(len(sizes)):
-        n, rooted = sizes[b] + 1, 0  # rooted: the word that is the root's child because it has no other head
+        n, total = sizes[b] + 1, 0.0
         w[:] = weights[b]
-        total = 0.0
         for k in range(n - 1, 0, -1):
             own, s = w[k, :k], 0.0
-            for h in range(0 if rooted else 1, k):
+            for h in range(min(k - 1, 1), k):  # the root is the head of the last one alone
                 s += w[h, k]
-            if s == 0.0 and not rooted:
-                s, rooted = w[0, k], k
-                w[0, :k] = 0.0
-            if s == 0.0:
-                total = FORBIDDEN
+            if not s > TINY:
+                total = np.nan
                 break
             total += np.log(s) + most[b, k]
             scale[k] = s
@@ -39,8 +37,8 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
                 row[k] = p
                 for m in range(k):
                     row[m] += p * own[m]
-        log_z[b] = max(total, FORBIDDEN)
-        if total <= FORBIDDEN:
+        log_z[b] = total
+        if not np.isfinite(total):
             continue
         g[:] = 0.0  # the derivatives of log Z in the weights, backwards
         for k in range(1, n):
@@ -52,10 +50,8 @@ def eliminate(weights: Array, most: Array, sizes: Array, log_z: Array, mu: Array
                     out[m] += p * row[m]
                 row[k] = c / s
                 t += c * p
-            for h in range(0 if k <= rooted else 1, k):
+            for h in range(min(k - 1, 1), k):
                 g[h, k] += (1 - t) / s
-            if k == rooted:
-                g[0, :k] = 0.0
         for h in range(n):
             for m in range(n):
                 mu[b, h, m] = weights[b, h, m] * g[h, m]

@@ -85,26 +85,12 @@ class ChainEstimator(BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> list[Array]:
         """For each sequence, the best score of a labelling that has label k at position t, ``[T, K]``."""
-        from proxsvm._kernels.chain_blocks import viterbi  # it imports numba
-
-        found = []
-        for u in self._scores(X):
-            forward, backward, path = np.empty_like(u), np.empty_like(u), np.empty(len(u), np.int64)
-            viterbi(u, self.transitions_, forward, path)
-            viterbi(u[::-1].copy(), self.transitions_.T.copy(), backward, path)
-            found.append(forward + backward[::-1] - u)
-        return found
+        A = self.transitions_
+        return [_best(u, A)[0] + _best(u[::-1].copy(), A.T.copy())[0][::-1] - u for u in self._scores(X)]
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The best labelling of each sequence."""
-        from proxsvm._kernels.chain_blocks import viterbi  # it imports numba
-
-        found = []
-        for u in self._scores(X):
-            path = np.empty(len(u), np.int64)
-            viterbi(u, self.transitions_, np.empty_like(u), path)
-            found.append(self.classes_[path].tolist())
-        return found
+        return [self.classes_[_best(u, self.transitions_)[1]].tolist() for u in self._scores(X)]
 
     def score(self, X: Any, y: Any) -> float:
         """The fraction of positions with the right label."""
@@ -169,6 +155,15 @@ class ChainCRFClassifier(ChainEstimator):
             found.append(np.empty_like(u))
             marginals(u, self.transitions_, np.empty_like(u), found[-1], np.empty_like(self.transitions_))
         return found
+
+
+def _best(u: Array, A: Array) -> tuple[Array, Array]:
+    """The best score of a labelling up to t that ends with label k, ``[T, K]``, and the best labelling."""
+    from proxsvm._kernels.chain_blocks import viterbi  # it imports numba
+
+    alpha, path = np.empty_like(u), np.empty(len(u), np.int64)
+    viterbi(u, A, alpha, path)
+    return alpha, path
 
 
 def _length(x: Any) -> int:

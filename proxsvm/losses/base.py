@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from proxsvm._scores import Scores, detached, like, parts, require, widened, without_autocast
+from proxsvm._scores import Scores, dense, detached, like, parts, per_sample, require, without_autocast
 from proxsvm.losses.hulls import Atom, Hull
 
 __all__ = ["Atom", "ConvexLoss", "Origin", "Reduction", "Scores", "detached", "like", "parts", "without_autocast"]
@@ -58,7 +58,9 @@ class Origin:
 
     def lower_bounds(self) -> Tensor | None:
         """f_i ≤ ℓ(u; y_i) for all u, ``[n]``; None where the loss declares no bound but 0."""
-        return self.loss.lower_bound(detached(self.prepared), self.target)
+        bound = self.loss.lower_bound(detached(self.prepared), self.target)
+        name = type(self.loss).__name__
+        return None if bound is None else per_sample(bound, self.prepared, f"{name}.lower_bound returned")
 
     @property
     def coefficients(self) -> Tensor:
@@ -132,16 +134,7 @@ class ConvexLoss(nn.Module):
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
         """Check the input and convert it to standard form: half-precision scores become float32."""
-        first = parts(scores)[0]
-        if not isinstance(first, Tensor) or first.dim() == 0 or first.numel() == 0:
-            given = f"shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
-            expected = "a tensor [n, ...] with at least one sample (skip empty batches)"
-            raise ValueError(f"{type(self).__name__} got scores of {given}; expected {expected}")
-        for u in parts(scores):
-            if not u.is_floating_point() or u.dtype.itemsize < 2 or u.layout is not torch.strided:
-                expected = "dense numbers of at least 16 bits: scores.float(), or scores.to_dense()"
-                raise TypeError(f"{type(self).__name__} got scores of {u.dtype} and {u.layout}; expected {expected}")
-        return like(scores, tuple([widened(u) for u in parts(scores)])), target
+        return dense(type(self).__name__, scores), target
 
     def expand(self, scores: Any, target: Any) -> Any:
         """Prepared scores as the solvers take them: finite, and repeated where samples share them, as transitions."""
@@ -205,18 +198,19 @@ class ConvexLoss(nn.Module):
         return value
 
     def _check(self, atom: Any, scores: Scores) -> None:
-        name, first = f"{type(self).__name__}.oracle returned", parts(scores)[0]
+        name = f"{type(self).__name__}.oracle returned"
         if not isinstance(atom, Atom):
             raise TypeError(f"{name} a {type(atom).__name__}; expected an Atom: return Atom(s, offset)")
+        if not all(isinstance(x, Tensor) for x in parts(atom.s)):
+            raise TypeError(f"{name} s of type {type(atom.s).__name__}; expected a tensor for each of the scores")
         given, expected = ([tuple(x.shape) for x in parts(u)] for u in (atom.s, scores))
-        if given != expected or atom.offset.shape != first.shape[:1]:
-            raise ValueError(
-                f"{name} s of shape {given} and offset of shape {tuple(atom.offset.shape)}; expected the shape of the "
-                f"scores, {expected}, and ({len(first)},)"
-            )
-        for s, u in zip(parts(atom.s), parts(scores), strict=True):
-            if s.dtype != u.dtype:
-                raise TypeError(f"{name} s of {s.dtype}; expected that of the scores, {u.dtype}: s.to(scores)")
+        if given != expected:
+            raise ValueError(f"{name} s of shape {given}; expected that of the scores, {expected}")
+        for x, u in zip(parts(atom.s), parts(scores), strict=True):
+            if x.dtype != u.dtype:
+                raise TypeError(f"{name} s of {x.dtype}; expected that of the scores, {u.dtype}: s.to(scores)")
+        per_sample(atom.offset, scores, f"{name} an offset of")
+        per_sample(atom.offset if atom.value is None else atom.value, scores, f"{name} a value of")
 
     def extra_repr(self) -> str:
         """The options, which differ between losses; a tensor by its shape."""

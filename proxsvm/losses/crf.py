@@ -10,7 +10,7 @@ from proxsvm.losses.base import Atom, Reduction
 from proxsvm.losses.hulls import Hull, MarginalHull
 from proxsvm.losses.smooth_loss import SmoothLoss
 from proxsvm.structures import Structure, log_sum_exp
-from proxsvm.structures.base import gradient
+from proxsvm.structures.base import as_structure, gradient
 
 
 class CRF(SmoothLoss):
@@ -31,10 +31,10 @@ class CRF(SmoothLoss):
 
     def __init__(self, structure: Structure, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
+        self.structure = as_structure(structure)
         if not structure.likelihood:
             name = type(structure).__name__
             raise ValueError(f"{name} has no sum over all labellings, only a best one: use StructuredHinge")
-        self.structure = structure
 
     def prepare(self, scores: Any, target: Any) -> tuple[Any, Any]:
         return self.structure.labelled(type(self).__name__, scores, target)

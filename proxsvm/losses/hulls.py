@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._extras import load
+from proxsvm._kernels.tensors import Array
 from proxsvm._scores import Scores, as_column, inner, like, one_hot, parts
 from proxsvm.structures import Marginals, Structure
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class Atom:
 
     def b(self, scores: Scores) -> Tensor:
         """The atom's value at each sample, b = ⟨s, u⟩ + c, ``[n]``."""
-        return self.offset + inner(self.s, scores)
+        products = inner(self.s, scores)
+        return self.offset.to(products.dtype) + products
 
     def value_at(self, scores: Scores) -> Tensor:
         """b at the scores where the oracle found this atom, ``[n]``."""
@@ -401,4 +401,5 @@ class MarginalHull(Hull):
 
 def paid(cost: Any, s: Any) -> Tensor:
     """⟨cost, s⟩ for each sample, ``[n]``; None in the cost is 0."""
-    return sum((c * x).flatten(1).sum(1) for c, x in zip(parts(cost), parts(s), strict=True) if c is not None)  # type: ignore[return-value]
+    none = parts(s)[0].new_zeros(len(parts(s)[0]))
+    return sum([(c * x).flatten(1).sum(1) for c, x in zip(parts(cost), parts(s), strict=True) if c is not None], none)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
 
 from proxsvm.losses.base import Reduction
 from proxsvm.losses.crf import CRF
-from proxsvm.losses.hulls import Array, Box, Hull
+from proxsvm.losses.hulls import Box, Hull
 from proxsvm.losses.structured_hinge import StructuredHinge
 from proxsvm.structures import Chain, Grid, LabelTree, Tree, scipy_cut
+from proxsvm.structures.combinatorial import Cut
 from proxsvm.structures.label_tree import Labels
 
-Cut = Callable[[Array, Array, Array], Array]
 Negative = Literal["refuse", "project"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from proxsvm._scores import inner
+from proxsvm._scores import inner, per_sample
 from proxsvm.losses.base import Atom, ConvexLoss, Reduction, detached, parts
 from proxsvm.structures.base import gradients
 
@@ -48,9 +48,5 @@ class SmoothLoss(ConvexLoss):
         return self._values(self.expand(scores, target), target), None
 
     def _values(self, scores: Any, target: Any) -> Tensor:
-        first = parts(scores)[0]
-        each = self.formula(scores, target).to(first.dtype)
-        if each.shape != first.shape[:1]:
-            given = f"{type(self).__name__} computed values of shape {tuple(each.shape)}"
-            raise ValueError(f"{given}; expected one per sample, ({len(first)},)")
-        return each
+        each = per_sample(self.formula(scores, target), scores, f"{type(self).__name__} computed values of")
+        return each.to(parts(scores)[0].dtype)

@@ -13,7 +13,7 @@ from proxsvm.losses._classes import as_cost
 from proxsvm.losses.base import Atom, PiecewiseLinearLoss, Reduction
 from proxsvm.losses.hulls import Hull, Listed, MarginalHull, paid
 from proxsvm.structures import Structure, log_sum_exp, maximum
-from proxsvm.structures.base import add, gradient
+from proxsvm.structures.base import add, as_structure, gradient
 
 
 class StructuredHinge(PiecewiseLinearLoss):
@@ -65,7 +65,7 @@ class StructuredHinge(PiecewiseLinearLoss):
         self.structure, self.normalize, self.smooth = structure, normalize, smooth
         self.register_buffer("node_cost", None if cost is None else as_cost(cost))
         if structure is not None:
-            self.exact = structure.exact
+            self.exact = as_structure(structure).exact
             if smooth and not structure.likelihood:
                 raise ValueError(f"smooth=True needs marginals, which {type(structure).__name__} does not have")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, integer_target, known, require, widened
+from proxsvm._scores import FORBIDDEN, dense, integer_target, known, require, widened
 
 
 def check_parts(name: str, scores: Any, form: str, what: str = "scores", hint: str = "") -> Tensor:
@@ -19,9 +19,7 @@ def check_parts(name: str, scores: Any, form: str, what: str = "scores", hint: s
     same = all(sizes.setdefault(n, int(n) if n.isdigit() else d) == d for n, d in zip(names, shape, strict=False))
     if len(shape) != len(names) or 0 in shape or not same:
         raise ValueError(f"{name} got {what} of {shape or type(scores).__name__}; expected {form}{hint}")
-    if not scores.is_floating_point():
-        raise TypeError(f"{name} got {what} of {scores.dtype}; expected floating-point numbers: scores.float()")
-    return floored(scores)
+    return floored(dense(name, scores, what))
 
 
 def floored(u: Tensor) -> Tensor:
@@ -71,8 +69,10 @@ def at(x: Tensor, index: Tensor) -> Tensor:
 
 def check_tuple(name: str, scores: Any, form: str, least: int, most: int) -> None:
     """Raise TypeError or ValueError unless the scores are a tuple of tensors, ``least`` to ``most`` of them."""
-    if not isinstance(scores, (tuple, list)) or not all(isinstance(x, Tensor) for x in scores[:least]):
-        raise TypeError(f"{name} needs the scores {form}, expected a tuple of tensors; got a {type(scores).__name__}")
+    several = isinstance(scores, (tuple, list))
+    if not several or not all(isinstance(x, Tensor) or (x is None and i >= least) for i, x in enumerate(scores)):
+        given = type(scores).__name__ + (f" of {', '.join(type(x).__name__ for x in scores)}" if several else "")
+        raise TypeError(f"{name} needs the scores {form}, expected a tuple of tensors; got a {given}")
     if not least <= len(scores) <= most:
         raise ValueError(f"{name} got {len(scores)} scores; expected {form}")
 

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, Scores, detached, inner, integer_target, like, parts, require, widened
+from proxsvm._scores import (
+    FORBIDDEN,
+    Scores,
+    dense,
+    detached,
+    inner,
+    integer_target,
+    like,
+    one_hot,
+    parts,
+    per_sample,
+    require,
+)
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, maximum
 
 
@@ -47,7 +59,7 @@ class Structure:
 
         Without a target (None), ``given`` says what the sample is: its lengths, its tree.
         """
-        return like(scores, tuple(widened(u).clamp(min=FORBIDDEN) for u in parts(scores))), target
+        return like(scores, tuple(u.clamp(min=FORBIDDEN) for u in parts(dense(name, scores)))), target
 
     def expand(self, scores: Any, target: Any) -> Any:
         """Prepared scores with one entry per sample and part; the identity unless samples share scores."""
@@ -164,13 +176,34 @@ class Structure:
     def excess(self, scores: Any, target: Any, reduce: Reduce) -> Tensor:
         """⊕ over all ȳ of score(ȳ) − score(y), ``[n]``, differentiable; +inf where y is forbidden."""
         scores, truth = self.relative(scores, target)
-        return self.total(scores, target, reduce) - truth
+        return per_sample(self.total(scores, target, reduce), scores, f"{type(self).__name__}.total returned") - truth
 
     def labelled(self, name: str, scores: Any, target: Any) -> tuple[Any, Any]:
         """:meth:`prepare` with a target, for the loss ``name``."""
         if target is None:
             raise TypeError(f"{name} got no target; expected that of a {type(self).__name__}")
         return self.prepare(name, scores, target)
+
+
+def as_structure(given: Any) -> Structure:
+    """``given``, checked to be a structure and not, for example, its class."""
+    if not isinstance(given, Structure):
+        raise TypeError(f"structure is {given!r}; expected a Structure, such as Chain()")
+    return given
+
+
+def label_costs(labels: Tensor, scores: Tensor, table: Tensor | None) -> Tensor:
+    """What each of the K labels costs where ``labels`` are the true ones, ``[..., K]``: 1 if wrong, or as in ``table``.
+
+    >>> label_costs(torch.tensor([1]), torch.zeros(3), None)
+    tensor([[1., 0., 1.]])
+    """
+    K = scores.shape[-1]
+    if table is None:
+        return 1 - one_hot(scores, labels, K)
+    if len(table) != K:
+        raise ValueError(f"cost is for {len(table)} labels, but the scores have {K}")
+    return table.to(scores).T[labels]
 
 
 class Parts(NamedTuple):
@@ -222,26 +255,29 @@ def add(a: Any, b: Any, scale: float = 1) -> Any:
 
 def gradient(f: Callable[[Any], Tensor], scores: Any) -> Any:
     """The gradient of Σ f at ``scores``, in their structure; 0 for a tensor that f does not use."""
-    try:
-        u = None if torch.compiler.is_compiling() else leaves(scores)
-    except RuntimeError:  # inside a transform of torch.func
-        u = None
-    if u is None:
-        return torch.func.grad(lambda u: f(u).sum())(scores)
     return gradients(lambda u: f(u)[None], scores)[1][0]
 
 
 def gradients(f: Callable[[Any], Tensor], scores: Any) -> tuple[Tensor, list[Any]]:
     """f ``[k, n]`` at ``scores``, and the gradient of each of its k rows, as in :func:`gradient`."""
     u = leaves(scores)
+    if u is None:
+        found: Any = torch.func.vjp(f, scores)
+        rows = torch.eye(len(found[0])).to(found[0])
+        return found[0], [found[1](row[:, None].expand_as(found[0]))[0] for row in rows]
     with torch.enable_grad():
         values = f(like(scores, u))
-        found = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
+        each = [torch.autograd.grad(row.sum(), u, retain_graph=True, allow_unused=True) for row in values]
     zeros = tuple(map(torch.zeros_like, u))
-    filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in found]
+    filled = [tuple(z if g is None else g for g, z in zip(row, zeros, strict=True)) for row in each]
     return values.detach(), [like(scores, row) for row in filled]
 
 
-def leaves(scores: Any) -> tuple[Tensor, ...]:
-    """Leaves of a new graph."""
-    return tuple(x.detach().requires_grad_() for x in parts(scores))
+def leaves(scores: Any) -> tuple[Tensor, ...] | None:
+    """Leaves of a new graph; None where there can be none, and torch.func must differentiate."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return None
+    try:
+        return tuple(x.detach().requires_grad_() for x in parts(scores))
+    except RuntimeError:  # inside a transform of torch.func, or a tensor of inference mode
+        return None

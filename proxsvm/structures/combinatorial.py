@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from proxsvm._extras import load
+from proxsvm._kernels.tensors import Array
 from proxsvm._scores import FORBIDDEN
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 Cut: TypeAlias = "Callable[[Array, Array, Array], Array]"
 
 

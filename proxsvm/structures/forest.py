@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, one_hot, require
-from proxsvm.structures.base import Marginals, Structure
+from proxsvm.structures.base import Marginals, Structure, label_costs
 
 
 class Labelling(NamedTuple):
@@ -68,14 +68,7 @@ class Forest(Structure):
 
     def cost(self, target: Labelling, scores: Any, table: Tensor | None = None) -> tuple[Tensor, None]:
         """Δ: the sum of the nodes' costs, by default the number of wrong labels."""
-        unary = scores[0]
-        if table is None:
-            delta = torch.ones_like(unary).scatter(2, target.labels[..., None], 0.0)
-        elif len(table) != unary.shape[2]:
-            raise ValueError(f"cost is for {len(table)} labels, but the scores have {unary.shape[2]}")
-        else:
-            delta = table.to(unary).T[target.labels]
-        return target.real(delta, target.nodes), None
+        return target.real(label_costs(target.labels, scores[0], table), target.nodes), None
 
     def size(self, target: Labelling, scores: Any) -> Tensor:
         return target.nodes.sum(1).to(scores[0])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import integer_target, one_hot, require
+from proxsvm._scores import integer_target, require
 from proxsvm.structures._checks import at, before, check_parts, check_sizes
-from proxsvm.structures.base import Parts, PartStructure
+from proxsvm.structures.base import Parts, PartStructure, label_costs
 from proxsvm.structures.semirings import Reduce
 
 
@@ -85,9 +85,8 @@ class Segments(PartStructure):
 
     def cost(self, target: Parts, scores: Tensor, table: Tensor | None = None) -> Tensor:
         """How many positions of a segment have another label in y, or the sum of their costs."""
-        L, K = scores.shape[2:]
         assert target.labels is not None
-        each = 1 - one_hot(scores, target.labels, K) if table is None else table.to(scores).T[target.labels]
+        each, L = label_costs(target.labels, scores, table), scores.shape[2]
         return F.pad(each, (0, 0, 0, L - 1)).unfold(1, L, 1).cumsum(3).transpose(2, 3)
 
     def size(self, target: Parts, scores: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from proxsvm._kernels.jit import has_numba
-from proxsvm._scores import FORBIDDEN, inner, one_hot
+from proxsvm._scores import FORBIDDEN, inner, known, one_hot
 from proxsvm.structures._checks import before
 from proxsvm.structures.base import Parts, gradient
 from proxsvm.structures.combinatorial import as_array, best_heads
 from proxsvm.structures.dependencies import Dependencies
-from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp
+from proxsvm.structures.semirings import KBest, Reduce, Sampled, log_sum_exp, maximum
 
 LOG2_E = 1 / math.log(2)
 
@@ -36,20 +36,24 @@ class SpanningTree(Dependencies):
     def total(self, scores: Tensor, target: Parts, reduce: Reduce) -> Tensor:
         if isinstance(reduce, KBest):
             raise NotImplementedError("SpanningTree has no recursion that finds the k best trees: use ProjectiveTree")
+        if reduce is maximum:
+            return super().total(scores, target, reduce)
         u = scores if scores.dim() == 3 else reduce(scores, 3)
         if reduce is log_sum_exp:
             return log_z(u, target.sizes)
-        found = self._draw(u.detach(), target, reduce) if isinstance(reduce, Sampled) else self._best(u, target)
-        return inner(found * before(u.shape[2], target.sizes + 1)[:, None], u)
+        assert isinstance(reduce, Sampled)
+        return inner(self._draw(u.detach(), target, reduce) * before(u.shape[2], target.sizes + 1)[:, None], u)
 
-    def _best(self, u: Tensor, target: Parts) -> Tensor:
+    def best(self, scores: Tensor, target: Parts) -> Tensor:
         """By Chu-Liu-Edmonds' algorithm, with root scores so low that one of them is used."""
+        u, label = (scores, None) if scores.dim() == 3 else scores.max(3)
         arrays = as_array(u)
         heads = torch.zeros(u.shape[:2], dtype=torch.long)
         for b, n in enumerate(target.sizes.tolist()):
             heads[b, 1 : n + 1] = torch.from_numpy(best_heads(arrays[b, : n + 1, : n + 1]))
-        found = one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2)
-        return found * (torch.arange(u.shape[2], device=u.device) > 0)
+        word = before(u.shape[2], target.sizes + 1) & (torch.arange(u.shape[2], device=u.device) > 0)
+        found = one_hot(u, heads.to(u.device), u.shape[1]).transpose(1, 2) * word[:, None]
+        return found if label is None else found[..., None] * one_hot(u, label, scores.shape[3])
 
     def _draw(self, u: Tensor, target: Parts, drawn: Sampled) -> Tensor:
         """Word by word, from the marginals given the heads of the words before: T sums over all trees."""
@@ -63,15 +67,9 @@ class SpanningTree(Dependencies):
 
 def log_z(u: Tensor, sizes: Tensor) -> Tensor:
     """log Z of scores ``[B, T + 1, T + 1]``; on a CPU, if numba can be used, by the compiled loop."""
-    if u.is_cpu and not torch.compiler.is_compiling() and has_numba():
+    if known(u[0, 0, 0]) is not None and has_numba():  # under vmap no value is known
         return Eliminated.apply(u, sizes)[0]  # type: ignore[no-any-return, no-untyped-call]
     return by_elimination(u, sizes)
-
-
-def shifted(u: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the arcs, exp of the scores less the largest of each word's heads; and these, ``[B, T + 1]``."""
-    most = u.detach().max(1).values.clamp_(min=FORBIDDEN / 2)  # amax takes twice as long
-    return (u - most[:, None]).double().mul_(LOG2_E).exp2_(), most  # exp takes three times as long
 
 
 def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
@@ -79,33 +77,39 @@ def by_elimination(u: Tensor, sizes: Tensor) -> Tensor:
 
     The sum of these weights is a factor of Z. The root is not a head, until a word has no other: one child is its own.
     """
-    weights, most = shifted(u)
-    total, rooted = weights.new_zeros(len(u)), torch.zeros_like(sizes, dtype=torch.bool)
+    w, rooted = u.double(), torch.zeros_like(sizes, dtype=torch.bool)  # w: the logarithms of the weights
+    total = w.new_zeros(len(u))
     for k in reversed(range(1, u.shape[1])):
-        heads, word = weights[:, :k, k], k <= sizes
-        s = heads[:, 1:].sum(1)
-        child = word & ~rooted & (s == 0)
+        heads, word, root = w[:, :k, k], k <= sizes, torch.arange(k, device=u.device) == 0
+        child = word & ~rooted & (heads[:, 1:] <= FORBIDDEN / 2).all(1)
         rooted = rooted | child
-        s = s + torch.where(rooted, heads[:, 0], 0.0)
-        none = s == 0
-        s = torch.where(none, 1.0, s)
-        total = total + torch.where(word, s.log() + most[:, k] + none * FORBIDDEN, 0.0)
-        dropped = child[:, None, None] & (torch.arange(k, device=u.device) == 0)[:, None]
-        moved = (heads / s[:, None])[:, :, None] * weights[:, k, None, :k]
-        weights = torch.where(dropped, 0.0, weights[:, :k, :k]) + moved
+        s = torch.where(root & ~rooted[:, None], FORBIDDEN, heads).logsumexp(1)
+        total = total + torch.where(word, s, 0.0)
+        moved = (heads - s[:, None])[:, :, None] + w[:, k, None, :k]
+        both = torch.stack([w[:, :k, :k], moved]).logsumexp(0)  # logaddexp has no second derivative at such differences
+        w = torch.where(child[:, None, None] & root[:, None], moved, both)
     return total.clamp(min=FORBIDDEN).to(u.dtype)
 
 
 class Eliminated(torch.autograd.Function):
-    """log Z by a compiled loop, and its gradient, the marginals."""
+    """log Z by a compiled loop, and its gradient, the marginals.
+
+    The loop adds up weights, not their logarithms: where some underflow, or are forbidden, it is the plain recursion.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(u: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         from proxsvm._kernels.spanning_trees import eliminate
 
-        weights, most = shifted(u)
+        most = u.detach().max(1).values.clamp_(min=FORBIDDEN / 2)  # amax takes twice as long
+        weights = (u - most[:, None]).double().mul_(LOG2_E).exp2_()  # exp takes three times as long
         total, mu = u.new_empty(len(u)), torch.zeros_like(u, memory_format=torch.contiguous_format)
         eliminate(*(x.contiguous().numpy() for x in (weights, most, sizes, total, mu)))
+        if not total.isfinite().all():
+            found: Any = torch.func.vjp(lambda v: by_elimination(v, sizes), u)
+            total, (mu,) = found[0], found[1](torch.ones_like(total))
         return total, mu
 
     @staticmethod
@@ -120,13 +124,6 @@ class Eliminated(torch.autograd.Function):
         if torch.is_grad_enabled():
             return torch.func.vjp(lambda v: by_elimination(v, sizes), u)[1](g)[0], None
         return g[:, None, None] * mu, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> Any:
-        n = info.batch_size
-        each = [x.expand(n, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(inputs, in_dims, strict=True)]
-        found = Eliminated.apply(*(x.flatten(0, 1) for x in each))  # type: ignore[no-untyped-call]
-        return tuple(x.unflatten(0, each[0].shape[:2]) for x in found), (0, 0)
 
 
 # Every apply() asks for it.

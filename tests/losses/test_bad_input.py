@@ -5,6 +5,7 @@ import torch
 
 from proxsvm import losses
 from proxsvm.losses import ChainHinge, CrossEntropy, GridHinge, MultiClassHinge
+from proxsvm.structures import Chain
 
 X, INDEX = torch.randn(3, 4), torch.tensor([0, 1, 2])
 COST = (1 - torch.eye(4)).index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(torch.nan))
@@ -41,6 +42,9 @@ OPTIONS = {
         lambda: losses.SmoothLoss(lambda u, y: u.square())(X, None),
         r"\(3, 4\); expected one per",
     ),
+    "formula without a value": (lambda: losses.SmoothLoss(lambda u, y: None)(X, None), "NoneType; expected one per"),
+    "the class of a structure": (lambda: losses.CRF(Chain), "structure is .*Chain.*; expected a Structure"),
+    "a cost for a structure": (lambda: losses.StructuredHinge(torch.ones(3, 3)), "expected a Structure"),
     "no formula": (lambda: losses.SmoothLoss()(X, None), "must define formula"),
 }
 
@@ -48,7 +52,7 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_bad_options_are_named(case):
     make, message = OPTIONS[case]
-    with pytest.raises((ValueError, NotImplementedError), match=message):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         make()
 
 
@@ -74,6 +78,7 @@ VECTORS = [
     (L1, X[:0], X[:0], "at least one sample"),
     (L1, torch.zeros(()), torch.zeros(()), "at least one sample"),
     (L1, [1.0], X, "got scores of a list"),
+    (L1, (X, None), X, "a NoneType in the tuple"),
     (L1, X, X[:, :1], "expected the same shape"),
     (losses.QuantileRegression([0.1, 0.9]), X, torch.zeros(3), r"expected \[n, ..., 2\]"),
     (losses.BinaryCrossEntropy(), X, X + 9, r"outside \[0, 1\]"),
@@ -120,6 +125,9 @@ SEQUENCES = [
     *of(CHAINS, (U, P[:3, :3]), (Y, "pairwise scores of shape")),
     *of(CHAINS, U, (Y, "expected a tuple")),
     *of(CHAINS, (U[0], P), (Y, "unary scores of")),
+    *of(CHAINS, (U.to_sparse(), P), (Y, "unary scores of .*sparse_coo")),
+    *of(CHAINS, (U.to(torch.float8_e4m3fn), P), (Y, "unary scores of .*float8")),
+    *of(CHAINS, (U, P, torch.zeros(4).numpy()), (Y, "got a tuple of Tensor, Tensor, ndarray")),
     *of(CHAINS, (U, P, torch.zeros(3), None), (Y, "start scores")),
     *of(CHAINS, (U, P, None, None, None), (Y, "got 5 scores")),
     *of(

@@ -162,15 +162,6 @@ def test_nan_scores_make_the_value_nan_and_raise_nothing(kind, dtype, at):
     assert kind()(u, y).isnan()
 
 
-@each_kind
-def test_reduction_none_under_autocast_computes_in_float32(kind):
-    u, y = batch(6, dtype=torch.float32)
-    expected = kind(reduction="none")(u, y)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(kind(reduction="none")(u, y), expected)
-        torch.testing.assert_close(kind()(u, y), expected.mean(), rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("at", [-1, K, 10**9])
 def test_a_class_index_that_changes_after_its_check_is_an_error_and_no_read_outside(at):
     """A thread may write the targets between the check and the use: every use checks its bounds again."""

@@ -201,10 +201,17 @@ class Wrong(ConvexLoss):
             s = s[:, None]
         if self.lie == "below zero":
             return Atom(0 * s, -torch.ones_like(s))
-        return Atom(s, -s * target, scores if self.lie == "another value" else None)
+        if self.lie == "no offset":
+            return Atom(s, 0.0)
+        value = {
+            "another value": scores,
+            "one value": scores[:1],
+            "values as a column": (scores - target).abs()[:, None],
+        }
+        return Atom(s, -s * target, value.get(self.lie))
 
     def lower_bound(self, scores, target):
-        return torch.ones_like(scores) if self.lie == "a bound" else None
+        return {"a bound": torch.ones_like(scores), "one bound": torch.zeros(())}.get(self.lie)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,11 @@ class Wrong(ConvexLoss):
         ("says that it is approximate", None),
         ("the opposite sign", "not the best atom"),
         ("another value", "whose value is not"),
+        ("one value", r"returned a value of shape \(1,\); expected one per sample, \(6,\)"),
+        ("values as a column", r"returned a value of shape \(6, 1\)"),
+        ("no offset", "returned an offset of type float"),
         ("a bound", "below its own lower_bound"),
+        ("one bound", r"lower_bound returned shape \(\); expected one per sample, \(6,\)"),
         ("below zero", "is negative"),
         ("a tuple", r"returned a tuple; expected an Atom: return Atom\(s, offset\)"),
         ("another dtype", r"s of torch.float32; expected that of the scores, torch.float64"),
@@ -228,6 +239,23 @@ def test_check_loss_finds_every_lie(lie, message):
         return check_loss(Wrong(lie), u, y)
     with pytest.raises((AssertionError, TypeError, ValueError), match=message):
         check_loss(Wrong(lie), u, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float64])
+def test_offsets_of_any_dtype_are_those_of_the_scores(dtype):
+    class Far(ConvexLoss):
+        """max(0, 1 - y·u), with the offset that a comparison gives."""
+
+        def oracle(self, scores, target):
+            active = target * scores < 1
+            return Atom(-target * active, active.to(dtype))
+
+    w = torch.randn(6, dtype=torch.float32, requires_grad=True)
+    target = torch.tensor([1.0, -1.0] * 3, dtype=torch.float32)
+    assert Far()(w, target, torch.ones(6)).dtype == torch.float32
+    problem = ProxProblem.from_scores(Far(), w * 1, target, [w], lr=3.0)
+    for solver in (SingleStepFW(), MultiStepFW(5), CorrectiveFW(5)):
+        assert verify(problem, solver, tol=1e-4).ok
 
 
 def test_check_loss_names_what_is_wrong_with_a_labelling():

@@ -41,29 +41,20 @@ def passes(solver, problem: ProxProblem) -> int:
 
 @each_loss
 @each_variant
-def test_every_step_encloses_the_exact_value_and_the_dual_never_decreases(loss, variant):
+def test_every_step_is_known_and_encloses_the_exact_value_and_the_dual_never_decreases(loss, variant):
+    """What is said of a step is what the point of that many steps has."""
     seen: list[Trace] = []
     problem = setting(loss, MODELS[1]).problem(5.0, 0.1)
     exact = float(problem.dual(ExactQP().solve(problem)))
     variant(max_steps=40, tol=0.0, callback=seen.append).solve(problem)
-    assert seen[0].dual == pytest.approx(float(problem.dual(problem.start())))
-    assert seen[0].primal == pytest.approx(float(problem.primal(problem.start())))
+    points = [problem.start(), *(variant(max_steps=k, tol=0.0).solve(problem) for k in range(1, 5))]
+    for t, point in zip(seen, points, strict=False):
+        assert t.dual == pytest.approx(float(problem.dual(point)), abs=1e-9)
+        assert t.gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
     for before, after in itertools.pairwise(seen):
         assert after.dual >= before.dual - 1e-12
     for t in seen:
         assert t.dual - 1e-6 <= exact <= t.primal + 1e-6
-
-
-@each_loss
-def test_a_trace_at_each_step_is_the_point_of_that_many_steps(loss):
-    problem = setting(loss, MODELS[1]).problem(5.0)
-    for variant in VARIANTS:
-        seen: list[Trace] = []
-        variant(max_steps=6, tol=0.0, callback=seen.append).solve(problem)
-        for k in range(1, min(5, len(seen))):
-            point = variant(max_steps=k, tol=0.0).solve(problem)
-            assert seen[k].dual == pytest.approx(float(problem.dual(point)), abs=1e-9)
-            assert seen[k].gap == pytest.approx(float(problem.gap(point)), abs=1e-9)
 
 
 def test_corrective_needs_fewer_network_passes_than_plain():
