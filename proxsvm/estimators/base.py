@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -18,9 +19,9 @@ import torch
 from proxsvm._extras import load
 from proxsvm._kernels.tensors import Array
 from proxsvm._ranks import ProcessGroup, ranks_of
-from proxsvm.estimators.logistic import Logistic
+from proxsvm.estimators.primal import Primal
 from proxsvm.estimators.ranks import Found, Shard, agree, blocks_of, exchange, is_mapped, solve_in_rounds
-from proxsvm.losses import BinaryCrossEntropy, CrossEntropy
+from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, Huber, SquaredError, SquaredHinge
 from proxsvm.losses.base import Atom, ConvexLoss, PiecewiseLinearLoss
 from proxsvm.problem import ProxProblem
 from proxsvm.solvers import BlockFW, Trace
@@ -35,7 +36,8 @@ exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
 LAST_DIGIT = {True: 1e-13, False: 1e-20}  # a relative gap; where the loss has kinks it is linear in the weights' error
-SMALL = 2_000_000  # entries of dense features, up to which the cross-entropy is solved in the primal
+LARGE = 1e38  # what float32 can hold
+SQUARED = Huber, SquaredError, SquaredHinge
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
 
 
@@ -64,8 +66,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _check_options(self) -> None:
         for name in ("C", "intercept_scaling"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected a finite number above 0")
+            value: Any = getattr(self, name)
+            if not (isinstance(value, Real) and 0 < float(value) < math.inf):
+                raise ValueError(f"{name} is {value!r}; expected a finite number above 0")
         check_options(tol=self.tol, max_iter=self.max_iter)
         if not (self.solver is None or isinstance(self.solver, BlockFW)):
             raise TypeError(
@@ -119,14 +122,17 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _solve(self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None) -> Array:
         """The weights, ``[*out, F]``, without the column of the intercept; sets the fitted attributes."""
         ranks, n = ranks_of(self.process_group), len(target)
+        target = np.require(target, requirements="W")  # torch warns of other arrays, which pandas has
+        omega = None if omega is None else np.require(omega, requirements="W")
         elsewhere = ranks is not None or is_mapped(X)
         shard = self._shard(loss, X, target, out, omega) if elsewhere else None
         masses = [float(n if omega is None else omega.sum())]
         masses = masses if ranks is None else exchange(ranks, masses[0])
         eta = self.C * sum(masses)
-        if not 0 < eta < math.inf:
-            why = "every sample_weight is zero" if eta == 0 else f"C is {self.C!r}"
-            raise ValueError(f"C times the sum of the sample weights is {eta}; expected a finite number above 0: {why}")
+        if not 0 < eta < LARGE:
+            why = f"C is {self.C!r}, the sum {sum(masses)}" if eta else "every sample_weight is zero"
+            expected = f"expected a finite number above 0: {why}; at most {LARGE} fits into float32"
+            raise ValueError(f"C times the sum of the sample weights is {eta}; {expected}")
         with one_thread(X.size * math.prod(out) < MANY):
             if shard is None:
                 found = self._solve_at_once(loss, X, target, out, omega, eta)
@@ -138,6 +144,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = found.rounds
         self.dual_gap_ = found.gap * eta  # the problem is the SVM's objective over η
         self.objective_ = found.primal * eta
+        if not (math.isfinite(self.objective_) and bool(found.weight.isfinite().all())):
+            raise ValueError(f"the objective is {self.objective_}: the features or targets are too large; scale them")
         if found.relative > max(self.tol, _rounding(found.weight)):
             warn_of_gap(self, found.relative, stacklevel=5)
         w: Array = found.weight.numpy().astype(float_type(X), copy=False)
@@ -167,11 +175,15 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
     ) -> Found:
         features = _with_ones(X, self.intercept_scaling) if self.fit_intercept else X
-        small = not hasattr(X, "tocoo") and X.size <= SMALL
-        if self.solver is None and (isinstance(loss, BinaryCrossEntropy) or (isinstance(loss, CrossEntropy) and small)):
-            return self._logistic(loss, features, target, out, omega, eta)
+        dense, tall = not hasattr(X, "tocoo"), X.shape[0] >= X.shape[1]  # in the dual a wide problem is the smaller one
+        in_primal = BinaryCrossEntropy, *(CrossEntropy,) * dense, *SQUARED * (dense and tall)
+        size = len(target) * math.prod(out) * features.shape[1]
+        tiny = self.solver is None and len(target) <= TINY[0] and size <= TINY[1]
+        tol = LAST_DIGIT[isinstance(loss, PiecewiseLinearLoss)] if tiny else self.tol
+        if self.solver is None and isinstance(loss, in_primal):
+            return self._solve_in_primal(loss, features, target, out, omega, eta, tol)
         for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may
-            rows = features.astype(dtype, copy=False)
+            rows = features.astype(dtype, copy=not (hasattr(features, "tocoo") or features.flags.writeable))
             problem = ProxProblem.from_features(
                 loss,
                 rows if hasattr(rows, "tocoo") else torch.as_tensor(rows),
@@ -181,10 +193,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 sample_weight=None if omega is None else torch.as_tensor(omega),
             )
             solver = self._solver(eta)
-            if len(target) <= TINY[0] and len(target) * problem.params[0].numel() <= TINY[1] and self.solver is None:
-                solver = replace(
-                    solver, tol=LAST_DIGIT[isinstance(loss, PiecewiseLinearLoss)], max_passes=min(self.max_iter, 200)
-                )
+            if tiny:
+                solver = replace(solver, tol=tol, max_passes=min(self.max_iter, 200))
             point: Any = solver.solve(problem, start=self._start(problem, slice(None), target))
             relative, weight = float(problem.relative(point.gap, point)), point.delta[0].mul(-eta)  # from w = 0
             if relative <= max(self.tol, _rounding(weight)) or point.steps >= self.max_iter:
@@ -192,8 +202,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         gap, primal = max(float(point.gap), 0.0), float(point.dual + point.gap)
         return Found(weight, primal, gap, relative, max(point.steps, 1), point.atom)
 
-    def _logistic(
-        self, loss: ConvexLoss, X: Array, target: Array, out: tuple[int, ...], omega: Array | None, eta: float
+    def _solve_in_primal(
+        self, loss: ConvexLoss, X: Any, target: Array, out: tuple[int, ...], omega: Array | None, eta: float, tol: float
     ) -> Found:
         """By L-BFGS and Newton's method in the primal."""
         zeros = torch.zeros((), dtype=torch.float64).expand(len(target), *out)
@@ -202,11 +212,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         known = loss.lower_bound(scores, y)
         c = eta * (np.full(len(target), p) if isinstance(p, float) else to_numpy(p))
         floor = 0.0 if known is None else float(c @ to_numpy(known)) / eta
-        progress = Progress(floor, tol=self.tol, callback=self._callback(None, eta))
-        problem = Logistic(X.astype(np.float64, copy=False), loss.hull(scores, y), c, eta, progress)
+        progress = Progress(floor, tol=tol, callback=self._callback(None, eta))
+        problem = Primal(X.astype(np.float64, copy=False), loss.hull(scores, y), c, eta, progress)
         start = None
         if self.warm_start and hasattr(self, "coef_"):
-            before = np.column_stack([self.coef_, self.intercept_ / self.intercept_scaling][: 1 + self.fit_intercept])
+            intercept = np.reshape(self.intercept_, (-1, 1)) / self.intercept_scaling
+            before = np.hstack([np.atleast_2d(self.coef_), intercept][: 1 + self.fit_intercept]).astype(np.float64)
             start = before if before.shape == problem.shape else None
         problem.minimise(start, self.max_iter)
         weight = torch.as_tensor(problem.weight).reshape(*out, -1)

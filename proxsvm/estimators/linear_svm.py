@@ -98,7 +98,7 @@ class LinearSVM(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         else:
             self.classes_, indices, counts = unique(y, ranks_of(self.process_group))
             if len(self.classes_) < 2:
-                found = f"the data contains only one class: {self.classes_[0]!r}"
+                found = f"the data contains only one class: {self.classes_.tolist()[0]!r}"
                 raise ValueError(f"LinearSVM needs samples of at least 2 classes in the data, but {found}")
             labels = (indices[:, None] == np.arange(len(self.classes_))).astype(np.int64)
             labels = labels[:, 1:] if len(self.classes_) == 2 else labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -91,7 +91,7 @@ def check_options(*, tol: float, fraction: float = 0.0, **counts: int) -> None:
     for name, count in counts.items():
         if not (isinstance(count, Integral) and count >= 1):
             raise ValueError(f"{name} is {count}; expected a whole number, at least 1")
-    if not tol >= 0:
+    if not (isinstance(tol, Real) and tol >= 0):
         raise ValueError(f"tol is {tol}; expected a relative gap of 0 or more")
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction}; expected a fraction of the first gap, in [0, 1)")

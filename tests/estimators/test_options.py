@@ -12,7 +12,7 @@ from sklearn.svm import LinearSVC
 from sklearn.svm import LinearSVR as SklearnSVR
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from proxsvm.estimators import LinearSVM, LinearSVR, logistic
+from proxsvm.estimators import LinearSVM, LinearSVR, primal
 from proxsvm.losses import BinaryCrossEntropy, CrossEntropy, MultiClassHinge
 from proxsvm.solvers import BlockFW
 from proxsvm.solvers.base import Progress
@@ -173,8 +173,8 @@ def test_likelihoods_in_the_primal_and_in_the_dual_agree(name, C):
 @pytest.mark.parametrize("C", [1.0, 1e6])
 def test_a_hessian_that_is_too_large_is_not_factorised(C, monkeypatch):
     """Newton's method by conjugate gradients, after a few steps of L-BFGS."""
-    monkeypatch.setattr(logistic, "MAX_SIDE", 1)
-    monkeypatch.setattr(logistic, "PATIENCE", 5)
+    monkeypatch.setattr(primal, "MAX_SIDE", 1)
+    monkeypatch.setattr(primal, "PATIENCE", 5)
     Z = X @ np.random.default_rng(0).standard_normal((13, 13))
     for rows in (Z, sparse.csr_matrix(Z)):
         model = LinearSVM(loss=BinaryCrossEntropy(), C=C, tol=1e-6).fit(rows, y)
@@ -183,12 +183,50 @@ def test_a_hessian_that_is_too_large_is_not_factorised(C, monkeypatch):
 
 def test_more_weights_than_a_hessian_may_have_are_left_to_l_bfgs(monkeypatch):
     exact = LinearSVM(loss="log_loss", tol=1e-6).fit(X, y)
-    monkeypatch.setattr(logistic, "MAX_SIDE", 1)
+    monkeypatch.setattr(primal, "MAX_SIDE", 1)
     found = LinearSVM(loss="log_loss", tol=1e-6).fit(X, y)
     assert found.n_iter_ > exact.n_iter_
     assert found.objective_ == pytest.approx(exact.objective_, rel=1e-6)
     again = LinearSVM(loss="log_loss", tol=1e-6, warm_start=True).fit(X, y).fit(X, y)
     assert again.n_iter_ < found.n_iter_
+
+
+@pytest.mark.parametrize("loss", LinearSVR.losses)
+def test_a_regression_continues_from_the_last_solution(loss):
+    target = X[:, 0] + np.random.default_rng(0).standard_normal(len(X))
+    model = LinearSVR(loss=loss, warm_start=True, tol=1e-6).fit(X[:, 1:], target)
+    first, objective = model.n_iter_, model.objective_
+    model.fit(X[:, 1:], target)
+    assert model.n_iter_ <= min(first, 2)
+    assert model.objective_ == pytest.approx(objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"C": "1"}, {"C": None}, {"tol": None}, {"intercept_scaling": "1"}, {"C": 1e300}])
+def test_a_number_that_is_none(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"{name} is {value!r}.*|C is 1e\+300"):
+        LinearSVM(**options).fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_what_overflows_is_an_error_and_no_nan():
+    with pytest.raises(ValueError, match="too large; scale them"):
+        LinearSVM(loss="hinge").fit(X * 1e200, y)
+    with pytest.raises(ValueError, match="too large; scale them"):
+        LinearSVR(loss="squared_error").fit(X, y * 1e200)
+
+
+@pytest.mark.parametrize("loss", ["epsilon_insensitive", "squared_error"])
+def test_read_only_arrays_as_pandas_has_them(loss):
+    table, target, weight = X.copy(), X[:, 0].copy(), np.ones(len(X))
+    for array in (table, target, weight):
+        array.setflags(write=False)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        LinearSVR(loss=loss, C=0.1, fit_intercept=False).fit(table, target, weight)  # a warning is an error
+    finally:
+        torch.set_warn_always(before)
 
 
 @pytest.mark.parametrize("loss", ["crammer_singer", "log_loss"])
