@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import FORBIDDEN, dense, integer_target, known, require, widened
+from proxsvm._scores import FORBIDDEN, dense, integer_target, known, one_hot, require, widened
 
 
 def check_parts(name: str, scores: Any, form: str, what: str = "scores", hint: str = "") -> Tensor:
@@ -92,6 +92,20 @@ def check_pairwise(name: str, pairwise: Tensor, *shapes: tuple[int, ...]) -> Non
     if pairwise.shape not in shapes:
         expected = " or ".join(map(str, shapes))
         raise ValueError(f"{name} got pairwise scores of shape {tuple(pairwise.shape)}; expected {expected}")
+
+
+def label_costs(labels: Tensor, scores: Tensor, table: Tensor | None) -> Tensor:
+    """What each of the K labels costs where ``labels`` are the true ones, ``[..., K]``: 1 if wrong, or as in ``table``.
+
+    >>> label_costs(torch.tensor([1]), torch.zeros(3), None)
+    tensor([[1., 0., 1.]])
+    """
+    K = scores.shape[-1]
+    if table is None:
+        return 1 - one_hot(scores, labels, K)
+    if len(table) != K:
+        raise ValueError(f"cost is for {len(table)} labels, but the scores have {K}")
+    return table.to(scores).T[labels]
 
 
 def check_nodes(

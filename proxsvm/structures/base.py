@@ -9,19 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxsvm._scores import (
-    FORBIDDEN,
-    Scores,
-    dense,
-    detached,
-    inner,
-    integer_target,
-    like,
-    one_hot,
-    parts,
-    per_sample,
-    require,
-)
+from proxsvm._scores import FORBIDDEN, Scores, dense, detached, inner, integer_target, like, parts, per_sample, require
 from proxsvm.structures.semirings import KBest, Reduce, Sampled, maximum
 
 
@@ -190,20 +178,6 @@ def as_structure(given: Any) -> Structure:
     if not isinstance(given, Structure):
         raise TypeError(f"structure is {given!r}; expected a Structure, such as Chain()")
     return given
-
-
-def label_costs(labels: Tensor, scores: Tensor, table: Tensor | None) -> Tensor:
-    """What each of the K labels costs where ``labels`` are the true ones, ``[..., K]``: 1 if wrong, or as in ``table``.
-
-    >>> label_costs(torch.tensor([1]), torch.zeros(3), None)
-    tensor([[1., 0., 1.]])
-    """
-    K = scores.shape[-1]
-    if table is None:
-        return 1 - one_hot(scores, labels, K)
-    if len(table) != K:
-        raise ValueError(f"cost is for {len(table)} labels, but the scores have {K}")
-    return table.to(scores).T[labels]
 
 
 class Parts(NamedTuple):

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from proxsvm._extras import load
 from proxsvm._scores import FORBIDDEN, one_hot, require
-from proxsvm.structures.base import Marginals, Structure, label_costs
+from proxsvm.structures._checks import label_costs
+from proxsvm.structures.base import Marginals, Structure
 
 
 class Labelling(NamedTuple):

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxsvm._scores import integer_target, require
-from proxsvm.structures._checks import at, before, check_parts, check_sizes
-from proxsvm.structures.base import Parts, PartStructure, label_costs
+from proxsvm.structures._checks import at, before, check_parts, check_sizes, label_costs
+from proxsvm.structures.base import Parts, PartStructure
 from proxsvm.structures.semirings import Reduce
 
 
