@@ -233,8 +233,8 @@ class Primal:
         self.single = False
         self._evaluate_with(*self.exact)
         if alpha is not None:
-            _, self.D, _ = self._dual_at(alpha, np.zeros_like(self.U))
-        if enough < self.P - self.D:
+            self.D = max(self.D, self._dual_at(alpha, np.zeros_like(self.U))[1])
+        if not enough >= self.P - self.D:  # also where single precision overflowed
             self.G = self._gradient(self.loss.alpha)
             self.D = max(self.D, self.P - self._own_gap())
 
@@ -254,7 +254,7 @@ class Primal:
                 alpha, raised = self._raise_dual(enough)
                 self.left, D = (self.P - raised) / gap, max(D, raised)
         last = self.iterations == max_iter
-        if self.single and (last or enough >= self.P - D):
+        if self.single and (last or not enough < self.P - D):
             self._to_double(enough, alpha)
             D = self.D
         if not self.single:
