@@ -202,11 +202,11 @@ class Primal:
         self._evaluate_with(*((self.rough, self.loss.astype(np.float32)) if self.single else self.exact))
         self.G = self._gradient(self.loss.alpha)
         stiff = self.single and self.gram <= CHEAP and np.mean(diagonal) >= STIFF * self.rho
-        first, due, curvature = int(n < F * ROWS), math.inf, 0.0
+        chosen, due, curvature = int(n < F * ROWS), math.inf, 0.0  # iterations at which the inverse may change
         while self.iterations < budget:
-            if stiff and self.iterations <= first:
+            if stiff and self.iterations <= chosen:
                 before, curvature = curvature, self.loss.diagonal().mean()
-                if self.iterations == first and curvature > KEPT * before:
+                if self.iterations == chosen and curvature > KEPT * before:
                     self.inverse = self.at_zero = self._inverse(self.flat[None])
                     due = max(FIRST, K * self.gram) if K > 1 else math.inf
             elif self.iterations >= due:
