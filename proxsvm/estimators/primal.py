@@ -202,11 +202,11 @@ class Primal:
         self._evaluate_with(*((self.rough, self.loss.astype(np.float32)) if self.single else self.exact))
         self.G = self._gradient(self.loss.alpha)
         stiff = self.single and self.gram <= CHEAP and np.mean(diagonal) >= STIFF * self.rho
-        first, due, curvature = int(n < F * ROWS), math.inf, 0.0
+        chosen, due, curvature = int(n < F * ROWS), math.inf, 0.0  # iterations at which the inverse may change
         while self.iterations < budget:
-            if stiff and self.iterations <= first:
+            if stiff and self.iterations <= chosen:
                 before, curvature = curvature, self.loss.diagonal().mean()
-                if self.iterations == first and curvature > KEPT * before:
+                if self.iterations == chosen and curvature > KEPT * before:
                     self.inverse = self.at_zero = self._inverse(self.flat[None])
                     due = max(FIRST, K * self.gram) if K > 1 else math.inf
             elif self.iterations >= due:
@@ -233,8 +233,8 @@ class Primal:
         self.single = False
         self._evaluate_with(*self.exact)
         if alpha is not None:
-            _, self.D, _ = self._dual_at(alpha, np.zeros_like(self.U))
-        if enough < self.P - self.D:
+            self.D = max(self.D, self._dual_at(alpha, np.zeros_like(self.U))[1])
+        if not enough >= self.P - self.D:  # also where single precision overflowed
             self.G = self._gradient(self.loss.alpha)
             self.D = max(self.D, self.P - self._own_gap())
 
@@ -254,7 +254,7 @@ class Primal:
                 alpha, raised = self._raise_dual(enough)
                 self.left, D = (self.P - raised) / gap, max(D, raised)
         last = self.iterations == max_iter
-        if self.single and (last or enough >= self.P - D):
+        if self.single and (last or not enough < self.P - D):
             self._to_double(enough, alpha)
             D = self.D
         if not self.single:
