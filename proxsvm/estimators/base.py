@@ -35,7 +35,7 @@ validation = load("sklearn.utils.validation", extra="estimators")
 exceptions = load("sklearn.exceptions", extra="estimators")
 BaseEstimator: Any = sklearn_base.BaseEstimator
 TINY = 50, 20_000  # rows, and rows × weights: such a problem is solved to the last digit, which takes no time
-LAST_DIGIT = {True: 1e-13, False: 1e-20}  # a relative gap; where the loss has kinks it is linear in the weights' error
+KINKED, SMOOTH = 1e-13, 1e-20  # the relative gap at the last digit: linear, or quadratic, in the error of the weights
 LARGE = 1e38  # what float32 can hold
 SQUARED = Huber, SquaredError, SquaredHinge
 MANY = 100_000_000  # multiplications of X Wᵀ from which several threads gain more than they wait for each other
@@ -179,7 +179,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         in_primal = BinaryCrossEntropy, *(CrossEntropy,) * dense, *SQUARED * (dense and tall)
         size = len(target) * math.prod(out) * features.shape[1]
         tiny = self.solver is None and len(target) <= TINY[0] and size <= TINY[1]
-        tol = LAST_DIGIT[isinstance(loss, PiecewiseLinearLoss)] if tiny else self.tol
+        last_digit = KINKED if isinstance(loss, PiecewiseLinearLoss) else SMOOTH
+        tol = last_digit if tiny else self.tol
         if self.solver is None and isinstance(loss, in_primal):
             return self._solve_in_primal(loss, features, target, out, omega, eta, tol)
         for dtype in dict.fromkeys([X.dtype, np.dtype(np.float64)]):  # what float32 cannot certify, float64 may

@@ -221,9 +221,11 @@ def test_read_only_arrays_as_pandas_has_them(loss):
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
-        LinearSVR(loss=loss, C=0.1, fit_intercept=False).fit(table, target, weight)  # a warning is an error
+        model = LinearSVR(loss=loss, C=0.1, fit_intercept=False).fit(table, target, weight)  # a warning is an error
     finally:
         torch.set_warn_always(before)
+    again = LinearSVR(loss=loss, C=0.1, fit_intercept=False).fit(X, X[:, 0], np.ones(len(X)))
+    np.testing.assert_array_equal(model.coef_, again.coef_)
 
 
 @pytest.mark.parametrize("loss", ["crammer_singer", "log_loss"])
